@@ -1,0 +1,119 @@
+# llm4.c: `make help` lists the targets.
+#
+# Nothing is probed by compiling. What was not found is said in one line and left out; variables choose otherwise:
+#   CC=clang          another compiler (gcc 12+, clang 14+)
+#   CJSON_DIR=DIR     cJSON in DIR/include/cjson and DIR/lib instead of the system's
+#   OPENMP=0          one thread
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.SUFFIXES:
+.DEFAULT_GOAL := all
+
+BUILD    ?= build
+-include build/deps/settings.mk # from scripts/setup.sh, where it had to bring a compiler or cJSON
+CC       ?= cc
+ifeq ($(origin CC),default)
+CC       := $(if $(shell command -v gcc),gcc,cc)
+endif
+ARCH     := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>/dev/null)))
+OPTIMIZE ?= -O3
+WARNINGS := -Wall -Wextra
+CFLAGS   := -std=c11 $(OPTIMIZE) -g -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) $(EXTRA_CFLAGS)
+CPPFLAGS := -D_GNU_SOURCE -Illmc
+LDLIBS   := -lm -lpthread
+
+# OpenMP: there when the compiler's runtime is (gcc: libgomp.so; clang: libomp.so two folders above its own).
+ifneq ($(findstring clang,$(shell $(CC) --version 2>/dev/null | head -n 1)),)
+OPENMP_LIBRARY := libomp.so
+OPENMP ?= $(if $(wildcard $(shell $(CC) -print-resource-dir)/../../libomp.so),1,0)
+else
+OPENMP_LIBRARY := libgomp.so
+OPENMP ?= $(if $(findstring /,$(shell $(CC) -print-file-name=$(OPENMP_LIBRARY) 2>/dev/null)),1,0)
+endif
+ifeq ($(OPENMP),1)
+CFLAGS += -fopenmp
+else
+CFLAGS += -Wno-unknown-pragmas
+SKIPPED += OpenMP ($(OPENMP_LIBRARY) of $(CC) not found or OPENMP=0: one thread);
+endif
+
+# cJSON: the system's, or CJSON_DIR.
+ifdef CJSON_DIR
+CPPFLAGS += -I$(CJSON_DIR)/include
+LDFLAGS  += -L$(CJSON_DIR)/lib -Wl,-rpath,$(abspath $(CJSON_DIR)/lib)
+endif
+LDLIBS   += -lcjson
+
+# The CPU backend: the same sources once per instruction set.
+ISAS := portable
+FLAGS_portable :=
+ifneq ($(filter x86_64 amd64,$(ARCH)),)
+ISAS += avx2 avx512 amx
+FLAGS_avx2   := -mavx2 -mfma
+FLAGS_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma
+FLAGS_amx    := $(FLAGS_avx512) -mamx-tile -mamx-bf16
+endif
+AMX_SOURCES    := llmc/cpu/gemm_amx.c
+SHARED_SOURCES := llmc/cpu/backend.c llmc/cpu/gemm.c
+ISA_SOURCES    := $(filter-out $(AMX_SOURCES) $(SHARED_SOURCES),$(wildcard llmc/cpu/*.c))
+CPU_OBJECTS    := $(patsubst llmc/cpu/%.c,$(BUILD)/cpu/%.o,$(SHARED_SOURCES)) \
+                  $(foreach isa,$(filter-out amx,$(ISAS)),$(patsubst llmc/cpu/%.c,$(BUILD)/cpu/%.$(isa).o,$(ISA_SOURCES))) \
+                  $(if $(filter amx,$(ISAS)),$(patsubst llmc/cpu/%.c,$(BUILD)/cpu/%.amx.o,$(AMX_SOURCES)))
+LIB_OBJECTS    := $(patsubst llmc/%.c,$(BUILD)/%.o,$(wildcard llmc/*.c))
+TESTS          := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
+
+.PHONY: all test test-all test-asan check clean help tests skipped
+all: train_gpt skipped ## build train_gpt
+
+skipped:
+	@$(if $(SKIPPED),echo "skipped: $(SKIPPED)",:)
+
+train_gpt: $(BUILD)/train_gpt.o $(LIB_OBJECTS) $(CPU_OBJECTS)
+	@$(CC) $(CFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+
+$(BUILD)/train_gpt.o: train_gpt.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/%.o: llmc/%.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+
+define ISA_RULE
+$(BUILD)/cpu/%.$(1).o: llmc/cpu/%.c $(BUILD)/flags
+	@mkdir -p $$(@D)
+	@$$(CC) $$(CPPFLAGS) $$(CFLAGS) $(FLAGS_$(1)) -DISA=$(1) -MMD -MP -c $$< -o $$@
+endef
+$(foreach isa,$(ISAS),$(eval $(call ISA_RULE,$(isa))))
+
+$(BUILD)/test/%: test/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) -Itest $(CFLAGS) $(LDFLAGS) -MMD -MP $< $(LIB_OBJECTS) $(CPU_OBJECTS) $(LDLIBS) -o $@
+
+# A change of compiler or flags rebuilds everything.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(ISAS)' | cmp -s - $@ || echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(ISAS)' > $@
+FORCE:
+
+tests: $(TESTS)
+
+test: train_gpt tests ## the everyday suite (CPU only, under 10 minutes)
+	@BUILD=$(BUILD) test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
+
+test-all: train_gpt tests ## the long suite (under 60 minutes)
+	@BUILD=$(BUILD) LLMC_TEST_ALL=1 test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
+
+test-asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(MAKE) BUILD=build/asan OPTIMIZE="-O1" EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" tests
+	@BUILD=build/asan test/run.sh $(patsubst $(BUILD)/%,build/asan/%,$(TESTS))
+
+check: ## warnings as errors, floors, cppcheck, clang-format 14
+	@scripts/check.sh
+
+clean: ## remove what was built (not build/deps, what scripts/setup.sh brought)
+	@rm -rf train_gpt $(filter-out build/deps,$(wildcard $(BUILD)/* build/*))
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+-include $(shell find $(BUILD) -path build/deps -prune -o -name '*.d' -print 2>/dev/null)

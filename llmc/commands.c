@@ -1,0 +1,157 @@
+/* See commands.h. */
+#include "commands.h"
+
+#include "checkpoint.h"
+#include "compare.h"
+#include "evaluate.h"
+#include "generate.h"
+#include "plan.h"
+#include "tokenizer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int command_train(const Options *options, const Machine *machine)
+{
+    trainer_run(options, machine);
+    return 0;
+}
+
+/* A model with the weights of a checkpoint, for reading only: B sequences a batch, or generation when B is 0. */
+static void open_checkpoint(Model *model, const Options *options, const Machine *machine, int64_t B)
+{
+    RunState state;
+    Json *config;
+    Error error;
+    Options saved;
+    ModelSpec spec;
+
+    if (checkpoint_verify(options->checkpoint, &state, &config, &error)) die("checkpoint: %s", error.text);
+    options_defaults(&saved, VERB_TRAIN);
+    if (options_from_json(&saved, config, options->checkpoint, &error) || trainer_spec(&saved, &spec, &error))
+        die("checkpoint %s: its config.json cannot be used: %s", options->checkpoint, error.text);
+    spec.train = false;
+    spec.generate = B == 0;
+    spec.B = B;
+    spec.micro_steps = 1;
+    spec.recompute = RECOMPUTE_NONE;
+    if (model_open(model, &spec, machine->ops, &error)) die("checkpoint %s: %s", options->checkpoint, error.text);
+    if (checkpoint_load(options->checkpoint, model, false, &error)) die("checkpoint: %s", error.text);
+    gpt_enter_phase(&model->gpt, (uint32_t)state.step);
+    json_free(config);
+    options_free(&saved);
+}
+
+int command_eval(const Options *options, const Machine *machine)
+{
+    Model model;
+    Error error;
+    Evaluation result;
+    open_checkpoint(&model, options, machine, options->batch);
+    DataLoaderConfig config = {.pattern = options->data,
+                               .B = options->batch,
+                               .T = model.spec.config.T,
+                               .micro_batches = 1,
+                               .ranks = 1,
+                               .vocab = model.spec.config.V};
+    DataLoader *data = dataloader_open(&config, 0, &error);
+    if (!data || evaluate(&model, data, 0, &result, &error)) die("data: %s", error.text);
+    printf("loss %.6f nats per token", result.loss);
+    if (isfinite(result.bits_per_byte)) printf(", %.6f bits per byte", result.bits_per_byte);
+    printf(", over %" PRId64 " tokens of %s\n", result.tokens, options->data);
+    dataloader_close(data);
+    model_close(&model);
+    return 0;
+}
+
+static void print_byte(void *context, int32_t token)
+{
+    char byte[1];
+    (void)context;
+    if (tokenizer_decode(token, byte)) putchar(byte[0]);
+    fflush(stdout);
+}
+
+static void print_id(void *context, int32_t token)
+{
+    (void)context;
+    printf(" %" PRId32, token);
+    fflush(stdout);
+}
+
+/* "12,7,301" -> ids; for models whose vocabulary is not bytes. */
+static int64_t parse_ids(const char *text, int64_t vocab, int32_t *out)
+{
+    int64_t count = 0;
+    for (const char *p = text; *p;) {
+        char *end;
+        long id = strtol(p, &end, 10);
+        if (end == p || id < 0 || id >= vocab || (*end && *end != ','))
+            die_usage("prompt \"%s\": this model's vocabulary (%" PRId64 ") is not bytes; give token ids, like "
+                      "--prompt 12,7,301",
+                      text, vocab);
+        out[count++] = (int32_t)id;
+        p = *end ? end + 1 : end;
+    }
+    return count;
+}
+
+int command_generate(const Options *options, const Machine *machine)
+{
+    Model model;
+    Error error;
+    open_checkpoint(&model, options, machine, 0);
+    int64_t vocab = model.spec.config.V, length = (int64_t)strlen(options->prompt);
+    bool bytes = vocab == BYTE_TOKENIZER_VOCAB;
+    int32_t *prompt = xmalloc((size_t)(length + 1) * sizeof *prompt);
+    Sampling sampling = {.tokens = options->tokens,
+                         .top_k = options->top_k,
+                         .temperature = options->temperature,
+                         .seed = (uint64_t)options->seed};
+
+    if (bytes)
+        tokenizer_encode(options->prompt, (size_t)length, prompt);
+    else
+        length = parse_ids(options->prompt, vocab, prompt);
+    if (!length) prompt[length++] = (int32_t)model.spec.eot_token;
+    printf("%s", options->prompt);
+    if (generate(&model, prompt, length, &sampling, bytes ? print_byte : print_id, NULL, &error)) die("%s", error.text);
+    printf("\n");
+    free(prompt);
+    model_close(&model);
+    return 0;
+}
+
+int command_plan(const Options *options, const Machine *machine)
+{
+    Model model;
+    ModelSpec spec;
+    Error error;
+    if (trainer_spec(options, &spec, &error) || model_plan(&model, &spec, machine->ops, &error))
+        die_usage("%s", error.text);
+    printf("%s on %s, %d threads\n\n", arch_name(spec.config.arch), machine->ops->name, machine->threads);
+    plan_print(&model, spec.micro_steps * spec.B * spec.config.T);
+    model_close(&model);
+    return 0;
+}
+
+int command_tokenize(const Options *options)
+{
+    int64_t tokens, files;
+    Error error;
+    if (tokenize_files(options->input, options->output, &tokens, &files, &error)) die("%s", error.text);
+    printf("%s: %" PRId64 " tokens from %" PRId64 " %s\n", options->output, tokens, files,
+           files == 1 ? "file" : "files");
+    return 0;
+}
+
+int command_compare(const Options *options)
+{
+    Error error;
+    int code = compare_runs(options->compare_a, options->compare_b, options->block_steps, options->max_gap, &error);
+    if (code < 0) die("compare: %s", error.text);
+    return code;
+}

@@ -1,0 +1,256 @@
+/* Choosing the instruction set at run time, and the operations that need no vector code: memory, events, the step.
+ *
+ * AMX uses the AVX-512 objects for everything but the BF16 matrix product. Its tile registers are off until the process
+ * asks the kernel for them (arch_prctl ARCH_REQ_XCOMP_PERM, Linux 5.16).
+ */
+#include "backend.h"
+
+#include "cpu.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+CpuState cpu;
+static Ops ops; /* the open table; ops_open is its instruction set */
+static const char *ops_isa;
+
+/* ---- instruction sets, best last ---- */
+
+extern const CpuTable cpu_table_portable;
+
+static bool have_portable(void) { return true; }
+
+#ifdef __x86_64__
+extern const CpuTable cpu_table_avx2, cpu_table_avx512;
+
+static bool have_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+static bool have_avx512(void)
+{
+    return have_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+static bool have_amx(void)
+{
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    unsigned a = 7, b, c = 0, d; /* CPUID leaf 7: EDX bit 24 AMX-TILE, bit 22 AMX-BF16 */
+    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    bool tiles = d >> 24 & 1 && d >> 22 & 1;
+    return tiles && have_avx512() && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
+
+static const struct {
+    const char *name;
+    bool (*available)(void);
+    const CpuTable *table;
+} ISAS[] = {
+    {"portable", have_portable, &cpu_table_portable},
+#ifdef __x86_64__
+    {"avx2", have_avx2, &cpu_table_avx2},
+    {"avx512", have_avx512, &cpu_table_avx512},
+    {"amx", have_amx, &cpu_table_avx512},
+#endif
+};
+enum { ISA_COUNT = sizeof ISAS / sizeof *ISAS };
+
+static int choose_isa(const char *name, Error *error)
+{
+    char names[64] = "";
+    int best = -1, asked = -1;
+    for (int i = 0; i < ISA_COUNT; i++) {
+        if (!ISAS[i].available()) continue;
+        best = i;
+        if (strcmp(ISAS[i].name, name) == 0) asked = i;
+        strcat(strcat(names, *names ? ", " : ""), ISAS[i].name);
+    }
+    if (strcmp(name, "auto") == 0) return best;
+    if (asked < 0) error_set(error, "isa %s: not on this machine; it has %s (or --isa auto)", name, names);
+    return asked;
+}
+
+/* ---- memory ---- */
+
+static void *cpu_alloc(size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        die("out of memory: %.2f GiB: %s; make batch or seq_len smaller, or --recompute block", (double)bytes / 0x1p30,
+            strerror(errno));
+#ifdef MADV_HUGEPAGE
+    madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
+static void cpu_free(void *memory, size_t bytes) { munmap(memory, bytes); }
+
+static size_t partial_bytes(const Need *need)
+{
+    return (size_t)(ceil_div(need->N, SUM_ROWS) * 2 * need->cols) * sizeof(float) + 64;
+}
+
+static size_t sorted_bytes(const Need *need)
+{
+    return (size_t)(round_up(need->V, 128) + 1 + need->N) * sizeof(int32_t) + 64;
+}
+
+static const CpuTable *open_table(void)
+{
+    for (int i = 0; i < ISA_COUNT; i++)
+        if (ops_isa == ISAS[i].name) return ISAS[i].table;
+    die("cpu: no open backend; this is a bug");
+}
+
+static size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+static size_t cpu_workspace_bytes(const Need *need)
+{
+    return aligned(gemm_workspace_bytes(cpu.gemm, cpu.threads)) + aligned(partial_bytes(need)) +
+           aligned(sorted_bytes(need)) + (size_t)cpu.threads * open_table()->attention_bytes(need, cpu.gemm);
+}
+
+static void cpu_workspace_set(void *memory, const Need *need)
+{
+    char *p = memory;
+    gemm_workspace_set(&cpu.workspace, cpu.gemm, cpu.threads, p);
+    p += aligned(gemm_workspace_bytes(cpu.gemm, cpu.threads));
+    cpu.partial = (float *)p;
+    p += aligned(partial_bytes(need));
+    cpu.sorted = (int32_t *)p;
+    p += aligned(sorted_bytes(need));
+    cpu.attention = p;
+    cpu.attention_bytes = open_table()->attention_bytes(need, cpu.gemm);
+}
+
+static void cpu_copy_host(void *dst, const void *src, size_t bytes) { memcpy(dst, src, bytes); }
+
+static void cpu_zero(Tensor t)
+{
+#pragma omp parallel for schedule(static) num_threads(cpu.threads)
+    for (int64_t r = 0; r < t.rows; r++)
+        memset((char *)t.data + (size_t)(r * t.ld) * dtype_bytes(t.dtype), 0, (size_t)t.cols * dtype_bytes(t.dtype));
+}
+
+static void cpu_sync(void) {}
+
+/* ---- the peak: the kernel's own micro-tiles on panels that stay in the cache, on all threads at once ---- */
+
+static double peak_of_thread(const GemmKernel *kernel, double seconds)
+{
+    int64_t rows = 2 * kernel->mr, cols = 2 * kernel->nr, ks = min_i64(kernel->kc, 256);
+    size_t panel = (size_t)(max_i64(rows, cols) * (ks + 48)) * kernel->element_bytes;
+    char *a = xcalloc(1, panel), *b = xcalloc(1, panel);
+    float *c = xcalloc((size_t)(rows * cols), sizeof *c);
+    double start = now_seconds(), elapsed = 0;
+    int64_t calls = 0;
+    for (; elapsed < seconds; elapsed = now_seconds() - start)
+        for (int i = 0; i < 16; i++, calls++) kernel->block(c, cols, a, b, rows, cols, ks, false);
+    free(a);
+    free(b);
+    free(c);
+    return (double)calls * 2.0 * (double)(rows * cols * ks) / elapsed;
+}
+
+static double cpu_peak_flops(DType dtype)
+{
+    double total = 0;
+#pragma omp parallel num_threads(cpu.threads) reduction(+ : total)
+    total += peak_of_thread(&cpu.gemm[dtype], 0.05);
+    return total;
+}
+
+/* ---- the step ---- */
+
+static void cpu_begin_step(const Step *step) { cpu.step = *step; }
+
+static void cpu_begin_micro_step(int64_t row0) { cpu.row0 = row0; }
+
+static size_t cpu_view_bytes(const ViewFormat *format, unsigned view, int64_t rows, int64_t cols)
+{
+    (void)view;
+    if (format->format == FORMAT_NONE) return 0;
+    return (size_t)(rows * cols) * dtype_bytes(format->format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16);
+}
+
+static void cpu_view_place(View *v, unsigned view, int64_t rows, int64_t cols, void *memory)
+{
+    (void)view, (void)rows, (void)cols;
+    v->data = memory;
+}
+
+static void cpu_loss_sum(double *sum, Tensor losses)
+{
+    const float *loss = losses.data;
+    *sum = 0;
+    for (int64_t r = 0; r < losses.rows; r += 16) {
+        double piece = 0;
+        for (int64_t i = r; i < min_i64(losses.rows, r + 16); i++) piece += (double)loss[i];
+        *sum += piece;
+    }
+}
+
+static void cpu_finish_step(StepResult *result, const double *piece, int64_t pieces, const double *loss,
+                            int64_t micro_batches, int64_t tokens)
+{
+    double squares = 0, sum = 0, limit = (double)cpu.step.grad_clip;
+    for (int64_t i = 0; i < pieces; i++) squares += piece[i];
+    for (int64_t j = 0; j < micro_batches; j++) sum += loss[j];
+    *result = (StepResult){.loss = sum / (double)tokens, .grad_norm = sqrt(squares), .clip = 1};
+    result->finite = isfinite(result->loss) && isfinite(result->grad_norm);
+    if (limit > 0 && result->grad_norm > limit) result->clip = (float)(limit / result->grad_norm);
+}
+
+int cpu_open(const Ops **out, const char *isa, int64_t threads, Error *error)
+{
+    static const char *const NAMES[] = {"cpu portable", "cpu avx2", "cpu avx512", "cpu amx"};
+    int i = choose_isa(isa, error), available = 1;
+    if (i < 0) return -1;
+#ifdef _OPENMP
+    available = omp_get_num_procs();
+#endif
+    cpu = (CpuState){.threads = threads > 0 ? (int)threads : available};
+#ifndef _OPENMP
+    cpu.threads = 1;
+#endif
+    ops_isa = ISAS[i].name;
+    cpu.gemm[DTYPE_FP32] = *ISAS[i].table->gemm[DTYPE_FP32];
+    cpu.gemm[DTYPE_BF16] = *ISAS[i].table->gemm[DTYPE_BF16];
+#ifdef __x86_64__
+    if (strcmp(ops_isa, "amx") == 0) {
+        cpu.gemm[DTYPE_BF16] = gemm_kernel_amx;
+        cpu.gemm[DTYPE_BF16].store = cpu.gemm[DTYPE_FP32].store;
+    }
+#endif
+    ops = ISAS[i].table->ops;
+    ops.name = NAMES[i];
+    ops.alloc = cpu_alloc;
+    ops.free = cpu_free;
+    ops.workspace_bytes = cpu_workspace_bytes;
+    ops.workspace_set = cpu_workspace_set;
+    ops.copy_in = ops.copy_out = cpu_copy_host;
+    ops.zero = cpu_zero;
+    ops.sync = cpu_sync;
+    ops.peak_flops = cpu_peak_flops;
+    ops.begin_step = cpu_begin_step;
+    ops.begin_micro_step = cpu_begin_micro_step;
+    ops.view_bytes = cpu_view_bytes;
+    ops.view_place = cpu_view_place;
+    ops.loss_sum = cpu_loss_sum;
+    ops.finish_step = cpu_finish_step;
+    *out = &ops;
+    return 0;
+}
+
+const char *cpu_isa(void) { return ops_isa; }
+int cpu_threads(void) { return cpu.threads; }

@@ -1,0 +1,50 @@
+/* See optimizer.h. */
+#include "optimizer.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+void optimizer_create(Optimizer *optimizer, Zero *zero, int64_t micro_batches, Arena *arena)
+{
+    *optimizer = (Optimizer){.zero = zero, .micro_batches = micro_batches};
+    for (int i = 0; i < zero->table->count; i++) optimizer->pieces += param_pieces(&zero->table->param[i]);
+    arena->purpose = PURPOSE_WORKSPACE;
+    optimizer->piece = arena_take(arena, (size_t)optimizer->pieces * sizeof *optimizer->piece);
+    optimizer->loss = arena_take(arena, (size_t)micro_batches * sizeof *optimizer->loss);
+    optimizer->result = arena_take(arena, sizeof *optimizer->result);
+}
+
+StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
+{
+    Zero *zero = optimizer->zero;
+    const Ops *ops = zero->ops;
+    double *piece = optimizer->piece;
+    StepResult result;
+
+    for (int i = 0; i < zero->table->count; i++) {
+        ops->sum_squares(piece, zero_slice(zero, i).grad);
+        piece += param_pieces(&zero->table->param[i]);
+    }
+    ops->finish_step(optimizer->result, optimizer->piece, optimizer->pieces, optimizer->loss, optimizer->micro_batches,
+                     tokens);
+    for (int i = 0; i < zero->table->count; i++) {
+        ParamSlice slice = zero_slice(zero, i);
+        ops->adamw(&slice, optimizer->result);
+    }
+    zero->gpt->hooks.prepare_weights(zero->gpt->hooks.context);
+    ops->copy_out(&result, optimizer->result, sizeof result);
+    return result;
+}
+
+GradientReport optimizer_gradient(const Optimizer *optimizer, int param)
+{
+    const ParamTable *table = optimizer->zero->table;
+    int64_t first = 0, count = param_pieces(&table->param[param]);
+    for (int i = 0; i < param; i++) first += param_pieces(&table->param[i]);
+
+    double *host = xmalloc((size_t)count * sizeof *host), sum = 0;
+    optimizer->zero->ops->copy_out(host, optimizer->piece + first, (size_t)count * sizeof *host);
+    for (int64_t k = 0; k < count; k++) sum += host[k];
+    free(host);
+    return (GradientReport){.norm = sqrt(sum), .finite = isfinite(sum)};
+}

@@ -1,0 +1,47 @@
+/* See plan.h. */
+#include "plan.h"
+
+#include <stdio.h>
+
+void plan_bytes_text(char text[32], double bytes)
+{
+    if (bytes >= 0x1p30)
+        snprintf(text, 32, "%.2f GiB", bytes / 0x1p30);
+    else if (bytes >= 0x1p20)
+        snprintf(text, 32, "%.1f MiB", bytes / 0x1p20);
+    else
+        snprintf(text, 32, "%.1f KiB", bytes / 0x1p10);
+}
+
+void plan_print_line(const Model *model)
+{
+    const Arena *arena = &model->arena;
+    char text[32];
+    plan_bytes_text(text, (double)arena->peak);
+    printf("memory      %s:", text);
+    for (int p = 0, printed = 0; p < PURPOSE_COUNT; p++) {
+        if (!arena->bytes[p]) continue;
+        plan_bytes_text(text, (double)arena->bytes[p]);
+        printf("%s %s %s", printed++ ? "," : "", purpose_name((Purpose)p), text);
+    }
+    printf("\n");
+}
+
+void plan_print(const Model *model, int64_t global_batch_tokens)
+{
+    const Arena *arena = &model->arena;
+    const GPTConfig *c = &model->spec.config;
+    char text[32];
+    printf("parameters            %lld\n", (long long)config_parameters(c));
+    printf("FLOPs per token       %.4g (forward and backward)\n", config_flops_per_token(c));
+    printf("tokens per step       %lld in %lld micro-batches of %lld x %lld\n\n", (long long)global_batch_tokens,
+           (long long)model->spec.micro_steps, (long long)model->spec.B, (long long)c->T);
+    printf("memory by purpose            bytes               share\n");
+    for (int p = 0; p < PURPOSE_COUNT; p++) {
+        plan_bytes_text(text, (double)arena->bytes[p]);
+        printf("  %-20s %15zu %12s %5.1f%%\n", purpose_name((Purpose)p), arena->bytes[p], text,
+               100.0 * (double)arena->bytes[p] / (double)arena->peak);
+    }
+    plan_bytes_text(text, (double)arena->peak);
+    printf("  %-20s %15zu %12s 100.0%%\n", "total", arena->peak, text);
+}

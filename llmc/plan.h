@@ -1,0 +1,19 @@
+/* What a run will take: memory by purpose, printed by the verb `plan` and in the header of a run. Floor 4. */
+#ifndef LLMC_PLAN_H
+#define LLMC_PLAN_H
+
+#include "model.h"
+
+C_BEGIN
+
+/* "1.23 GiB", "45.6 MiB" */
+void plan_bytes_text(char text[32], double bytes);
+
+/* One line: "memory 2.95 GiB: master weights 237 MiB, ..." */
+void plan_print_line(const Model *model);
+
+/* The table of `plan`: model, parameters, memory by purpose with shares, FLOPs a token, tokens a step. */
+void plan_print(const Model *model, int64_t global_batch_tokens);
+
+C_END
+#endif

@@ -1,0 +1,43 @@
+/* See program.h. */
+#include "program.h"
+
+#include "commands.h"
+
+int program_main(int argc, char **argv, const Backend *backend)
+{
+    Options options;
+    Error error;
+    bool help;
+    int code;
+    if (options_parse(&options, argc, argv, &help, &error)) die_usage("%s", error.text);
+
+    Machine machine = {0};
+    bool computes = !help && options.verb != VERB_TOKENIZE && options.verb != VERB_COMPARE;
+    if (computes && backend->open(&machine.ops, options.isa, options.threads, &error)) die_usage("%s", error.text);
+    if (computes) machine.isa = backend->isa(), machine.threads = backend->threads();
+    if (help) {
+        code = 0;
+    } else {
+        switch (options.verb) {
+        case VERB_TRAIN:
+            code = command_train(&options, &machine);
+            break;
+        case VERB_EVAL:
+            code = command_eval(&options, &machine);
+            break;
+        case VERB_GENERATE:
+            code = command_generate(&options, &machine);
+            break;
+        case VERB_PLAN:
+            code = command_plan(&options, &machine);
+            break;
+        case VERB_TOKENIZE:
+            code = command_tokenize(&options);
+            break;
+        default:
+            code = command_compare(&options);
+        }
+    }
+    options_free(&options);
+    return code;
+}

@@ -1,0 +1,109 @@
+/* Tensors, operands, linear layers and the arena: the nouns that the model, the operations and `plan` share.
+ *
+ * Why an Operand. A matrix product reads its inputs in a number format; in NVFP4 an input exists as two copies, because
+ * the tensor cores want the summed dimension contiguous and each copy is quantized from the BF16 source on its own:
+ *
+ *     Y[N,out] = X W^T     fprop   X by row   (1x16 along in)        W by row
+ *     dX[N,in] = dY W      dgrad   dY by row  (1x16 along out)       W by column (stored transposed)
+ *     dW[out,in] = dY^T X  wgrad   dY by column (RHT along tokens)   X by column (RHT along tokens)
+ *
+ * So an Operand has a row view and a column view, each with its own ViewFormat. The model asks for views; it never asks
+ * what is in them. Three rules keep memory small, all applied by the layout in gpt.c:
+ *   1. a plain (FP32/BF16) view is stored as the source, never transposed, so plain row and column views are one
+ *      memory, written once;
+ *   2. a plain view of a tensor that already has that dtype is that tensor;
+ *   3. a view that the backward pass makes itself is `late`: the forward pass leaves it out.
+ *
+ * Floor 0.
+ */
+#ifndef LLMC_TENSOR_H
+#define LLMC_TENSOR_H
+
+#include "common.h"
+
+C_BEGIN
+
+typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_INT32 } DType;
+
+/* A matrix in the backend's memory that it does not own: element (r, c) is data[r * ld + c]. Activations are [N, cols]
+ * with N = B * T tokens; a vector has one column or one row. A slice of columns (q, k, v of qkv) keeps ld. */
+typedef struct {
+    void *data; /* NULL: absent, or the arena is only counting */
+    DType dtype;
+    int64_t rows, cols, ld;
+} Tensor;
+
+size_t dtype_bytes(DType dtype);
+size_t tensor_bytes(Tensor t); /* of a contiguous tensor */
+Tensor tensor_rows(Tensor t, int64_t row0, int64_t rows);
+Tensor tensor_cols(Tensor t, int64_t col0, int64_t cols);
+
+/* ---- number formats: filled by recipe.c, one LinearFormats per block x projection x range of steps ---- */
+
+typedef enum { FORMAT_NONE, FORMAT_FP32, FORMAT_BF16 } Format;
+
+typedef struct { /* how one copy of one operand is made */
+    Format format;
+} ViewFormat;
+
+typedef struct { /* fprop = x_row . w_row, dgrad = dy_row . w_col, wgrad = dy_col . x_col */
+    ViewFormat x_row, x_col, w_row, w_col, dy_row, dy_col;
+} LinearFormats;
+
+/* ---- operands ---- */
+
+enum { VIEW_ROW = 1, VIEW_COL = 2 }; /* a set of views is an unsigned */
+
+typedef struct {
+    ViewFormat format;
+    void *data; /* [rows, cols] of the source, contiguous */
+} View;
+
+typedef struct {
+    int64_t rows, cols; /* of the source: [N, in], [N, out] or [out, in] */
+    int layer;          /* Philox field */
+    int64_t row0;       /* first row within the micro-batch: 0 but for classifier chunks; Philox row */
+    unsigned late;      /* views that the backward pass makes again from saved tensors */
+    View row, col;
+} Operand;
+
+/* One weight matrix with everything that its three products need. The masters live with the optimizer (whole or
+ * sharded); a Linear is what the products read and where the gradient goes. Fused QKV and gate+up are one Linear. */
+typedef struct {
+    LinearFormats formats;
+    Operand weight; /* [out, in]; views fresh after ops->weight_prepare */
+    Tensor bias;    /* [1, out] FP32, or absent */
+    Tensor dW;      /* [out, in] FP32; the products ADD here (see hooks in gpt.h for whose memory it is) */
+    Tensor dbias;   /* [1, out] FP32, or absent */
+} Linear;
+
+/* ---- the arena: one allocation, laid out once, by code that can also only count ---- */
+
+typedef enum {
+    PURPOSE_MASTER,    /* BF16 or FP32 parameters that the optimizer updates */
+    PURPOSE_PREPARED,  /* weights in the form that the products read, where that is not the master itself */
+    PURPOSE_GRADIENT,  /* FP32 sums, and the contribution of embedding and head */
+    PURPOSE_OPTIMIZER, /* m and v */
+    PURPOSE_RESIDUAL,  /* x of every block: lives from forward to backward whatever is recomputed */
+    PURPOSE_SAVED,     /* the rest that a block saves for its backward */
+    PURPOSE_SCRATCH,   /* lives within one block or one classifier chunk; KV cache */
+    PURPOSE_WORKSPACE, /* the backend's own: panels of matrix products, partial sums */
+    PURPOSE_COUNT
+} Purpose;
+
+const char *purpose_name(Purpose purpose);
+
+/* A stack of bytes. Scratch of blocks that never live together is laid over itself by setting `used` back to an earlier
+ * value; `peak` remembers. Every rise of the peak is booked to the current purpose, so the bookings add up to it. */
+typedef struct {
+    char *base; /* NULL: count only (this is `plan`) */
+    size_t capacity, used, peak;
+    Purpose purpose;
+    size_t bytes[PURPOSE_COUNT];
+} Arena;
+
+void *arena_take(Arena *arena, size_t bytes); /* 256-byte aligned; dies when over capacity; NULL when counting */
+Tensor arena_tensor(Arena *arena, DType dtype, int64_t rows, int64_t cols);
+
+C_END
+#endif

@@ -1,0 +1,469 @@
+/* See trainer.h. */
+#include "trainer.h"
+
+#include "checkpoint.h"
+#include "dataloader.h"
+#include "evaluate.h"
+#include "generate.h"
+#include "logger.h"
+#include "mathfn.h"
+#include "plan.h"
+#include "tokenizer.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct {
+    const Options *options;
+    const Machine *machine;
+    Model model;
+    DataLoader *data, *val; /* val NULL: no validation */
+    Logger *log;
+    RunState state; /* of the steps done */
+    int64_t resumed_step;
+    char *config_text;
+    Schedule schedule;
+    int64_t global_batch;
+    double peak_flops, started;
+    int64_t started_step;
+} Trainer;
+
+/* ---- signals ---- */
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
+{
+    interrupted = 1;
+    signal(number, SIG_DFL); /* the next one ends the process at once */
+}
+
+/* ---- set-up ---- */
+
+int trainer_spec(const Options *o, ModelSpec *spec, Error *error)
+{
+    *spec = (ModelSpec){.precision = o->precision,
+                        .master = o->master,
+                        .train = true,
+                        .generate = o->sample_every > 0,
+                        .B = o->batch,
+                        .recompute = o->recompute,
+                        .document_mask = o->document_mask};
+    if (options_model(o, &spec->config, error)) return -1;
+    int64_t micro_batch = o->batch * spec->config.T;
+    spec->eot_token = o->eot_token >= 0 ? o->eot_token : spec->config.V - 1;
+    spec->micro_steps = o->global_batch_tokens ? o->global_batch_tokens / micro_batch : 1;
+    return 0;
+}
+
+static DataLoader *open_data(const Trainer *t, const char *pattern, bool train, int64_t first_step)
+{
+    const ModelSpec *s = &t->model.spec;
+    Error error;
+    DataLoaderConfig config = {.pattern = pattern,
+                               .B = s->B,
+                               .T = s->config.T,
+                               .micro_batches = train ? s->micro_steps : 1,
+                               .ranks = 1,
+                               .seed = (uint64_t)t->options->seed,
+                               .shuffle = train,
+                               .vocab = s->config.V};
+    DataLoader *loader = dataloader_open(&config, first_step, &error);
+    if (!loader) die("%s: %s", train ? "train_data" : "val_data", error.text);
+    return loader;
+}
+
+/* A folder and those above it. */
+static void make_folders(const char *path)
+{
+    char *copy = xstrdup(path);
+    for (char *p = copy + 1; *p; p++)
+        if (*p == '/') {
+            *p = 0;
+            mkdir(copy, 0777);
+            *p = '/';
+        }
+    if (mkdir(copy, 0777) && errno != EEXIST) die("run_dir %s: cannot create: %s", path, strerror(errno));
+    if (access(path, W_OK)) die("run_dir %s: cannot write there: %s", path, strerror(errno));
+    free(copy);
+}
+
+static bool holds_a_run(const char *run_dir)
+{
+    char *log = xformat("%s/log.jsonl", run_dir);
+    bool there = access(log, F_OK) == 0 || checkpoint_count(run_dir) > 0;
+    free(log);
+    return there;
+}
+
+static int64_t config_int(const Json *config, const char *key)
+{
+    int64_t value = -1;
+    json_int(json_get(json_get(config, "options"), key), &value);
+    return value;
+}
+
+/* What must not change over a resume, because the continuation would silently be another run. */
+static void check_same_run(const Trainer *t, const char *dir, const Json *config)
+{
+    static const char *const KEYS[] = {"seed", "batch", "global_batch_tokens", "seq_len", "steps", "warmup_steps"};
+    Json *now = json_new_object();
+    options_to_json(t->options, json_add_object(now, "options"));
+    for (size_t i = 0; i < sizeof KEYS / sizeof *KEYS; i++)
+        if (config_int(config, KEYS[i]) != config_int(now, KEYS[i]))
+            note("note: %s is %" PRId64 " in %s and %" PRId64 " now; the run goes on with the new value", KEYS[i],
+                 config_int(config, KEYS[i]), dir, config_int(now, KEYS[i]));
+    json_free(now);
+    if (t->state.seed != (uint64_t)t->options->seed)
+        die("resume: %s was trained with --seed %" PRIu64 "; give the same seed (it is in config.json)", dir,
+            t->state.seed);
+    if (t->state.file_list_hash != dataloader_file_list_hash(t->data))
+        die("resume: the training files are not those that %s was trained on (names, sizes or tokens differ); restore "
+            "them, or start a new run",
+            dir);
+}
+
+/* Reads the last consumed step again: the same bits, or the data changed behind our back. */
+static void check_receipt(Trainer *t, const char *dir)
+{
+    StepData data;
+    Error error;
+    if (t->state.step == 0) return;
+    if (dataloader_next(t->data, &data, &error)) die("train_data: %s", error.text);
+    if (data.hash != t->state.last_batch_hash)
+        die("resume: the batch of step %" PRId64 " is not the one that %s was trained on; batch, global_batch_tokens, "
+            "seq_len and the files must be the same",
+            t->state.step, dir);
+}
+
+/* Finds what to start from, before anything is printed or changed. Returns the checkpoint's folder or NULL. */
+static char *choose_start(Trainer *t, Json **config)
+{
+    const Options *o = t->options;
+    char *dir = NULL;
+    Error error;
+    if (strcmp(o->resume, "never") == 0) {
+        if (holds_a_run(o->run_dir) && !o->overwrite)
+            die_usage("run_dir %s holds a run already; continue it with --resume auto, or replace it with --overwrite",
+                      o->run_dir);
+        return NULL;
+    }
+    if (o->overwrite) die_usage("--overwrite and --resume exclude each other");
+    if (strcmp(o->resume, "auto") == 0) {
+        if (!checkpoint_newest(o->run_dir, &dir, &t->state, config)) {
+            if (checkpoint_count(o->run_dir))
+                die("resume: no checkpoint in %s is complete; start anew with --overwrite", o->run_dir);
+            return NULL;
+        }
+        return dir;
+    }
+    if (checkpoint_verify(o->resume, &t->state, config, &error)) die("resume: %s", error.text);
+    return xstrdup(o->resume);
+}
+
+/* config.json: the options, and what was resolved from them. */
+static char *config_text(const Trainer *t)
+{
+    const ModelSpec *s = &t->model.spec;
+    char census[160];
+    Json *config = json_new_object();
+    options_to_json(t->options, json_add_object(config, "options"));
+    json_add_string(config, "isa", t->machine->isa);
+    json_add_int(config, "threads", t->machine->threads);
+    json_add_int(config, "ranks", 1);
+    json_add_int(config, "zero_stage", 0);
+    json_add_string(config, "precision", precision_name(s->precision));
+    recipe_census(&t->model.recipe, &s->config, census, sizeof census);
+    json_add_string(config, "census", census);
+    json_add_int(config, "parameters", config_parameters(&s->config));
+    json_add_int(config, "micro_steps", s->micro_steps);
+    if (s->config.V == BYTE_TOKENIZER_VOCAB) json_add_int(config, "bytes_per_token", 1);
+    char *body = json_print(config, true), *text = xformat("%s\n", body);
+    free(body);
+    json_free(config);
+    return text;
+}
+
+static void write_config(const Trainer *t)
+{
+    char *path = xformat("%s/config.json", t->options->run_dir);
+    FILE *stream = fopen(path, "w");
+    if (!stream || fputs(t->config_text, stream) < 0 || fclose(stream))
+        die("%s: cannot write: %s", path, strerror(errno));
+    free(path);
+}
+
+static void print_header(const Trainer *t, const char *from)
+{
+    const ModelSpec *s = &t->model.spec;
+    const GPTConfig *c = &s->config;
+    char census[160];
+    recipe_census(&t->model.recipe, c, census, sizeof census);
+    printf("model       %s, %" PRId64 " layers, hidden %" PRId64 ", %" PRId64 " heads, %" PRId64
+           " parameters, context %" PRId64 "\n",
+           arch_name(c->arch), c->L, c->C, c->NH, config_parameters(c), c->T);
+    printf("precision   %s\n", census);
+    plan_print_line(&t->model);
+    printf("device      %s, %d threads; matrix products at most %.0f GFLOP/s here (measured), the base of mfu\n",
+           t->model.ops->name, t->machine->threads, t->peak_flops * 1e-9);
+    printf("data        %" PRId64 " tokens, %" PRId64 " windows; a step is %" PRId64 " tokens in %" PRId64
+           " micro-batches of %" PRId64 " x %" PRId64 "\n",
+           dataloader_tokens(t->data), dataloader_windows(t->data), t->global_batch, s->micro_steps, s->B, c->T);
+    printf("run         %s, %" PRId64 " steps%s%s\n\n", t->options->run_dir, t->options->steps,
+           from ? ", continued from " : "", from ? from : "");
+    fflush(stdout);
+}
+
+static void start(Trainer *t)
+{
+    const Options *o = t->options;
+    Error error;
+    Json *config = NULL;
+    ModelSpec spec;
+    if (trainer_spec(o, &spec, &error)) die_usage("%s", error.text);
+    t->model.spec = spec;
+    t->global_batch = spec.micro_steps * spec.B * spec.config.T;
+    t->schedule = (Schedule){.kind = o->lr_schedule,
+                             .lr = o->lr,
+                             .final_lr_fraction = o->final_lr_fraction,
+                             .wsd_decay_fraction = o->wsd_decay_fraction,
+                             .steps = o->steps,
+                             .warmup_steps = o->warmup_steps};
+
+    char *from = choose_start(t, &config);
+    t->data = open_data(t, o->train_data, true, from && t->state.step ? t->state.step - 1 : 0);
+    if (*o->val_data && o->val_every) t->val = open_data(t, o->val_data, false, 0);
+    if (from) check_same_run(t, from, config);
+    if (from) check_receipt(t, from);
+    make_folders(o->run_dir);
+    if (model_open(&t->model, &spec, t->machine->ops, &error)) die_usage("%s", error.text);
+    if (from && checkpoint_load(from, &t->model, true, &error)) die("resume: %s", error.text);
+    if (from && zero_state_hash(&t->model.zero) != t->state.state_hash)
+        die("resume: the state read from %s is not the one that was saved; this is a bug", from);
+
+    /* From here on the run folder changes. */
+    if (!from && checkpoint_delete_all(o->run_dir, &error)) die("run_dir: %s", error.text);
+    if (!from) {
+        zero_init_params(&t->model.zero, (uint64_t)o->seed);
+        t->state = (RunState){.seed = (uint64_t)o->seed, .file_list_hash = dataloader_file_list_hash(t->data)};
+    }
+    t->resumed_step = from ? t->state.step : -1;
+    gpt_enter_phase(&t->model.gpt, (uint32_t)t->state.step);
+    t->log = logger_open(o->run_dir, from ? t->state.step : -1, &error);
+    if (!t->log) die("%s", error.text);
+    t->config_text = config_text(t);
+    write_config(t);
+    t->peak_flops = t->model.ops->peak_flops(t->model.recipe.act);
+    print_header(t, from);
+    json_free(config);
+    free(from);
+}
+
+/* ---- one step ---- */
+
+static void print_layers(const Trainer *t)
+{
+    const ParamTable *table = &t->model.table;
+    int bad = 0;
+    for (int i = 0; i < table->count; i++) {
+        GradientReport r = optimizer_gradient(&t->model.optimizer, i);
+        if (!r.finite && bad++ < 16) fprintf(stderr, "  %-24s gradient norm %g\n", table->param[i].name, r.norm);
+    }
+    if (bad) fprintf(stderr, "  %d of %d parameters have a gradient that is not finite\n", bad, table->count);
+    for (int i = 0; !bad && i < table->count; i++)
+        fprintf(stderr, "  %-24s gradient norm %g\n", table->param[i].name,
+                optimizer_gradient(&t->model.optimizer, i).norm);
+}
+
+static void stop_not_finite(const Trainer *t, const StepResult *r)
+{
+    print_layers(t);
+    die("step %" PRId64 ": %s is %g; weights and moments are those of step %" PRId64
+        ". Replay: the same command with --resume auto%s; a lower --lr, a longer --warmup_steps or --precision fp32 "
+        "may help",
+        t->state.step + 1, isfinite(r->loss) ? "the gradient norm" : "the loss",
+        isfinite(r->loss) ? r->grad_norm : r->loss, t->state.step,
+        checkpoint_count(t->options->run_dir) ? "" : " (no checkpoint yet: it starts from step 0)");
+}
+
+/* Data, gradients, update. *wait_ms: how long the step waited for its data. */
+static StepResult train_step(Trainer *t, Step *step, double *wait_ms)
+{
+    const Options *o = t->options;
+    const ModelSpec *s = &t->model.spec;
+    int64_t N = s->B * s->config.T;
+    StepData data;
+    Error error;
+    if (dataloader_next(t->data, &data, &error)) die("train_data: %s", error.text);
+    *wait_ms = data.wait_ms;
+
+    int64_t index = t->state.step;
+    *step = (Step){.seed = (uint64_t)o->seed,
+                   .step = (uint32_t)index,
+                   .lr = schedule_lr(&t->schedule, index),
+                   .beta1 = (float)o->beta1,
+                   .beta2 = (float)o->beta2,
+                   .eps = (float)o->eps,
+                   .weight_decay = (float)o->weight_decay,
+                   .correction1 = (float)(1 / (1 - f64_power(o->beta1, index + 1))),
+                   .correction2 = (float)(1 / (1 - f64_power(o->beta2, index + 1))),
+                   .loss_scale = (float)(1.0 / (double)t->global_batch),
+                   .grad_clip = (float)o->grad_clip};
+    Batch *batch = xcalloc((size_t)s->micro_steps, sizeof *batch);
+    for (int64_t m = 0; m < s->micro_steps; m++)
+        batch[m] = model_upload(&t->model, m, data.tokens + m * N, data.targets + m * N);
+    gpt_gradients(&t->model.gpt, step, batch, s->micro_steps);
+    free(batch);
+
+    StepResult result = optimizer_step(&t->model.optimizer, t->global_batch);
+    if (!result.finite) stop_not_finite(t, &result);
+    t->state.step++;
+    t->state.last_batch_hash = data.hash;
+    uint64_t chain[2] = {t->state.data_hash, data.hash};
+    t->state.data_hash = hash64(chain, sizeof chain, 0);
+    return result;
+}
+
+/* ---- what is due after a step ---- */
+
+static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+static void print_token(void *context, int32_t token)
+{
+    const Model *model = context;
+    char byte[1];
+    if (model->spec.config.V != BYTE_TOKENIZER_VOCAB)
+        printf(" %d", token);
+    else if (tokenizer_decode(token, byte))
+        putchar(byte[0]);
+}
+
+/* From the first tokens of the validation data (or the training data), so that the start is in the model's language. */
+static void print_sample(Trainer *t)
+{
+    int64_t T = t->model.spec.config.T, prompt = min_i64(16, T);
+    int32_t *window = xmalloc((size_t)(T + 1) * sizeof *window);
+    Sampling sampling = {
+        .tokens = t->options->sample_tokens, .top_k = 40, .temperature = 0.8, .seed = (uint64_t)t->options->seed};
+    Error error;
+    if (dataloader_read_window(t->val ? t->val : t->data, 0, window, &error)) die("sample: %s", error.text);
+    printf("--- sample after step %" PRId64 " ---\n", t->state.step);
+    for (int64_t i = 0; i < prompt; i++) print_token(&t->model, window[i]);
+    if (generate(&t->model, window, prompt, &sampling, print_token, &t->model, &error)) die("%s", error.text);
+    printf("\n---\n");
+    model_use(&t->model, USE_TRAIN, 0);
+    free(window);
+}
+
+static void save(Trainer *t)
+{
+    Error error;
+    t->state.state_hash = zero_state_hash(&t->model.zero);
+    if (checkpoint_write(t->options->run_dir, &t->model, &t->state, t->config_text, t->options->keep_checkpoints,
+                         &error))
+        die("checkpoint of step %" PRId64 ": %s; the checkpoints before are as they were", t->state.step, error.text);
+}
+
+typedef struct {
+    double ms, wait_ms;
+    Evaluation val;
+    bool validated;
+} StepReport;
+
+static void write_log(Trainer *t, const Step *step, const StepResult *r, const StepReport *report)
+{
+    Json *line = json_new_object();
+    Error error;
+    char hash[17];
+    double tokens_per_s = (double)t->global_batch / report->ms * 1e3;
+    json_add_int(line, "step", t->state.step);
+    json_add_int(line, "tokens", t->state.step * t->global_batch);
+    json_add_float(line, "loss", r->loss);
+    if (report->validated) json_add_float(line, "val_loss", report->val.loss);
+    if (report->validated && isfinite(report->val.bits_per_byte))
+        json_add_float(line, "val_bpb", report->val.bits_per_byte);
+    json_add_float(line, "grad_norm", r->grad_norm);
+    json_add_float(line, "lr", (double)step->lr);
+    json_add_float(line, "step_ms", report->ms);
+    json_add_float(line, "tokens_per_s", tokens_per_s);
+    json_add_float(line, "mfu", tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops);
+    json_add_float(line, "data_wait_ms", report->wait_ms);
+    snprintf(hash, sizeof hash, "%016" PRIx64, t->state.data_hash);
+    json_add_string(line, "data_hash", hash);
+    if (due(t->state.step, t->options->hash_every)) {
+        snprintf(hash, sizeof hash, "%016" PRIx64, zero_state_hash(&t->model.zero));
+        json_add_string(line, "state_hash", hash);
+    }
+    if (logger_write(t->log, line, &error)) die("%s", error.text);
+    json_free(line);
+}
+
+static void print_step(const Trainer *t, const Step *step, const StepResult *r, const StepReport *report)
+{
+    double tokens_per_s = (double)t->global_batch / report->ms * 1e3;
+    double mfu = tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops;
+    double per_step = (now_seconds() - t->started) / (double)(t->state.step - t->started_step);
+    int64_t left = (int64_t)(per_step * (double)(t->options->steps - t->state.step) + 0.5);
+    printf("step %5" PRId64 "/%" PRId64 " | loss %.4f | norm %7.4f | lr %.2e | %8.0f tok/s | mfu %4.1f%% | eta %" PRId64
+           ":%02" PRId64 "\n",
+           t->state.step, t->options->steps, r->loss, r->grad_norm, (double)step->lr, tokens_per_s, 100 * mfu,
+           left / 60, left % 60);
+    if (report->validated) {
+        printf("validation after step %" PRId64 ": loss %.4f", t->state.step, report->val.loss);
+        if (isfinite(report->val.bits_per_byte)) printf(", %.4f bits per byte", report->val.bits_per_byte);
+        printf(" over %" PRId64 " tokens\n", report->val.tokens);
+    }
+    fflush(stdout);
+}
+
+static void run_step(Trainer *t)
+{
+    const Options *o = t->options;
+    StepReport report = {0};
+    Step step;
+    Error error;
+    double began = now_seconds();
+    StepResult result = train_step(t, &step, &report.wait_ms);
+    report.ms = (now_seconds() - began) * 1e3;
+
+    bool last = t->state.step == o->steps;
+    report.validated = t->val && (due(t->state.step, o->val_every) || last);
+    if (report.validated && evaluate(&t->model, t->val, o->val_batches, &report.val, &error))
+        die("val_data: %s", error.text);
+    write_log(t, &step, &result, &report);
+    print_step(t, &step, &result, &report);
+    if (due(t->state.step, o->sample_every)) print_sample(t);
+    if (o->checkpoint_every && (due(t->state.step, o->checkpoint_every) || last)) save(t);
+}
+
+void trainer_run(const Options *options, const Machine *machine)
+{
+    Trainer t = {.options = options, .machine = machine};
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    start(&t);
+    t.started = now_seconds();
+    t.started_step = t.state.step;
+
+    while (t.state.step < options->steps && !interrupted) run_step(&t);
+    if (interrupted && t.state.step < options->steps) {
+        if (t.state.step != t.resumed_step) save(&t);
+        printf("stopped after step %" PRId64 " and saved; go on with the same command and --resume auto\n",
+               t.state.step);
+    } else {
+        printf("done: %" PRId64 " steps, %.0f s, peak memory %.2f GiB\n", t.state.step, now_seconds() - t.started,
+               (double)peak_rss_bytes() / 0x1p30);
+    }
+    logger_close(t.log);
+    dataloader_close(t.data);
+    dataloader_close(t.val);
+    model_close(&t.model);
+    free(t.config_text);
+}

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# From nothing to a trained model and its samples: set-up, build, text, tokens, training, generation.
+#
+#     scripts/demo.sh [TEXT] [-- OPTIONS]
+#
+# TEXT: a plain text file, at least 10 kB; without one the King James Bible (from the Debian package bible-kjv).
+# OPTIONS go to `train_gpt train`, after those of scripts/configs/demo.json: scripts/demo.sh -- --steps 50
+# Makes data/NAME/{train,val}.txt (last 5% of the bytes are val) with their .bin, and runs/NAME (runs/demo for the Bible).
+set -euo pipefail
+stop() { echo "demo: $*" >&2 && exit 1; }
+say() { printf '\n== %s\n' "$*"; }
+
+text=
+case ${1:-} in
+'' | --) ;;
+-h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 0 ;;
+-*) stop "$1: options for train come after --, as in: scripts/demo.sh -- --steps 50" ;;
+*)
+    text=$1
+    shift
+    [ -f "$text" ] || stop "$text: no such file"
+    [ -r "$text" ] || stop "$text: cannot be read"
+    [ "$(wc -c <"$text")" -ge 10000 ] || stop "$text: $(wc -c <"$text") bytes are too few to learn from; at least 10000"
+    text=$(cd "$(dirname "$text")" && pwd)/$(basename "$text")
+    ;;
+esac
+if [ $# -gt 0 ]; then
+    [ "$1" = -- ] || stop "$1: one text only; options for train come after --"
+    shift
+fi
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+name=kjv run=runs/demo prompt='In the beginning'
+sha=b5c4940bcfeee072c0935b5200d0f9d88a00a0199cb0961d16133458fcdfae5d
+is_kjv() { [ -f data/kjv/kjv.txt ] && [ "$(sha256sum <data/kjv/kjv.txt)" = "$sha  -" ]; }
+if [ -n "$text" ]; then
+    name=$(basename "$text") && name=${name%.*}
+    name=$(LC_ALL=C tr -c 'A-Za-z0-9_\n' _ <<<"${name:-text}") run=runs/$name
+    prompt=$(LC_ALL=C awk 'NF >= 3 { print $1, $2, $3; exit }' "$text" | LC_ALL=C cut -c 1-100)
+    source scripts/setup.sh build
+elif is_kjv; then
+    source scripts/setup.sh build
+else
+    source scripts/setup.sh demo
+fi
+
+say "build"
+make -s -j "$(getconf _NPROCESSORS_ONLN)"
+
+say "text: data/$name"
+mkdir -p "data/$name"
+if [ -z "$text" ]; then
+    text=data/kjv/kjv.txt
+    if ! is_kjv; then
+        bible -f ge1:1-rev22:21 | sed -E 's/^[^ ]+ //' >data/kjv/kjv.new && mv data/kjv/kjv.new data/kjv/kjv.txt
+        is_kjv || echo "warning: $text is not the text this was tested with (another edition?); going on with it" >&2
+    fi
+fi
+# The last 5% of the bytes, from a line's start, are validation; a text of very long lines is cut within one.
+bytes=$(wc -c <"$text")
+cut=$((bytes * 95 / 100))
+line=$(head -n 1 < <(tail -c "+$((cut + 1))" "$text") | wc -c)
+if [ $((bytes - cut - line)) -ge $((bytes / 50)) ]; then cut=$((cut + line)); fi
+head -c "$cut" "$text" >"data/$name/train.txt"
+tail -c "+$((cut + 1))" "$text" >"data/$name/val.txt"
+for part in train val; do
+    ./train_gpt tokenize --input "data/$name/$part.txt" --output "data/$name/$part.txt.bin"
+done
+
+say "train: $run"
+./train_gpt train --config scripts/configs/demo.json --train_data "data/$name/train.txt.bin" \
+    --val_data "data/$name/val.txt.bin" --run_dir "$run" --overwrite "$@"
+
+say "sample: \"$prompt\""
+checkpoint=$(find "$run/checkpoints" -maxdepth 1 -name 'step_[0-9]*[0-9]' | LC_ALL=C sort | tail -n 1)
+[ -n "$checkpoint" ] || stop "no checkpoint in $run/checkpoints"
+./train_gpt generate --checkpoint "$checkpoint" --prompt "$prompt" --tokens 400 --temperature 0.8 --top_k 40

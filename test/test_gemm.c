@@ -1,0 +1,221 @@
+/* Matrix products of the CPU backend: every instruction set and thread count gives the bits of the order of summation
+ * in gemm.h, written here once more as three plain loops, on ordinary and on hostile data and around every tile edge.
+ */
+#include "cpu/backend.h"
+#include "cpu/cpu.h"
+#include "mathfn.h"
+#include "test.h"
+
+static const char *const ISAS[] = {"portable", "avx2", "avx512", "amx"};
+
+static uint64_t random_state = 88172645463325252u;
+static uint64_t random_bits(void)
+{
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    return random_state ^= random_state << 17;
+}
+static double uniform(void) { return (double)(random_bits() >> 11) * 0x1p-53; }
+static double normal(void) { return f64_inverse_normal(uniform() * 0.999999 + 5e-7); }
+
+typedef enum {
+    NORMAL,
+    WIDE,
+    TINY_INPUT,
+    TINY_PRODUCT,
+    HUGE_PRODUCT,
+    SPECIAL,
+    ANY_FINITE,
+    ZEROS,
+    FLUSH_EDGE,
+    CLASSES
+} Class;
+static const char *const CLASS_NAME[CLASSES] = {
+    "normal",      "wide range",      "denormal inputs", "products around 2^-126", "products around 2^127",
+    "NaN and Inf", "any finite bits", "signed zeros",    "around 2^-126"};
+
+static float draw(Class class)
+{
+    uint16_t bits;
+    switch (class) {
+    case NORMAL:
+        return (float)normal();
+    case WIDE:
+        return ldexpf((float)normal(), (int)(random_bits() % 121) - 60);
+    case TINY_INPUT:
+        return ldexpf((float)normal(), -126 + (int)(random_bits() % 8) - 6);
+    case TINY_PRODUCT:
+        return ldexpf((float)normal(), -63 + (int)(random_bits() % 5) - 2);
+    case HUGE_PRODUCT:
+        return ldexpf((float)normal(), 61 + (int)(random_bits() % 4));
+    case SPECIAL:
+        return random_bits() % 50 ? (float)normal() : random_bits() & 1 ? INFINITY : NAN;
+    case ZEROS:
+        return random_bits() % 3 ? (float)normal() : random_bits() & 1 ? -0.0f : 0.0f;
+    case FLUSH_EDGE:
+        return random_bits() & 1 ? 0x1p-63f * (1 + (float)(random_bits() % 3)) : -0x1p-64f;
+    default:
+        bits = (uint16_t)random_bits();
+        return bf16_to_f32((bits & 0x7f80) == 0x7f80 ? bits & 0xbfff : bits);
+    }
+}
+
+/* ---- the law, as plain loops ---- */
+
+static float flushed(double x) { return (float)(fabs(x) < 0x1.ffffffp-127 ? copysign(0.0, x) : x); }
+
+static float element(const GemmInput *in, int64_t i, int64_t k)
+{
+    int64_t at = in->k_contiguous ? i * in->ld + k : k * in->ld + i;
+    return in->dtype == DTYPE_BF16 ? bf16_to_f32(((const uint16_t *)in->data)[at]) : ((const float *)in->data)[at];
+}
+
+static float sum_of_products(const GemmInput *a, const GemmInput *b, int64_t i, int64_t j, int64_t K)
+{
+    float c = 0;
+    if (a->dtype == DTYPE_FP32) {
+        for (int64_t k = 0; k < K; k++) c = fmaf(element(a, i, k), element(b, j, k), c);
+        return c;
+    }
+    for (int64_t k0 = 0; k0 < K; k0 += 32) {
+        float sum[2] = {0, 0};
+        for (int64_t k = k0; k < k0 + 32; k++) {
+            double x = k < K ? (double)element(a, i, k) : 0, y = k < K ? (double)element(b, j, k) : 0;
+            double product = (double)flushed(x) * (double)flushed(y);
+            sum[k & 1] = flushed((double)sum[k & 1] + product);
+        }
+        c = flushed((double)c + (double)flushed((double)sum[0] + (double)sum[1]));
+    }
+    return c;
+}
+
+/* ---- one problem ---- */
+
+typedef struct {
+    int64_t M, N, K;
+    DType dtype;
+    bool a_contiguous, b_contiguous, bias, accumulate;
+    Class class;
+} Problem;
+
+static void *matrix(int64_t rows, int64_t cols, DType dtype, Class class)
+{
+    char *data = xmalloc((size_t)(rows * cols) * dtype_bytes(dtype));
+    for (int64_t i = 0; i < rows * cols; i++) {
+        float x = draw(class);
+        if (dtype == DTYPE_BF16)
+            ((uint16_t *)data)[i] = bf16_from_f32(x);
+        else
+            ((float *)data)[i] = x;
+    }
+    return data;
+}
+
+static bool same_bits(float a, float b) { return f32_bits(a) == f32_bits(b) || (a != a && b != b); }
+
+static void open_isa(const char *isa, int threads, char **memory)
+{
+    const Ops *ops;
+    Error error;
+    Need need = {.N = 64, .T = 64, .cols = 64, .V = 64, .head_dim = 16, .group = 1};
+    if (cpu_open(&ops, isa, threads, &error)) die("%s", error.text);
+    free(*memory);
+    *memory = aligned_alloc(4096, (ops->workspace_bytes(&need) + 4095) / 4096 * 4096);
+    ops->workspace_set(*memory, &need);
+}
+
+static bool have(const char *isa)
+{
+    const Ops *ops;
+    return cpu_open(&ops, isa, 1, NULL) == 0;
+}
+
+static void run_problem(const Problem *p, char **memory, bool many_threads)
+{
+    int64_t lda = p->a_contiguous ? p->K + 3 : p->M + 5, ldb = p->b_contiguous ? p->K + 1 : p->N + 2;
+    void *a = matrix(p->a_contiguous ? p->M : p->K, lda, p->dtype, p->class);
+    void *b = matrix(p->b_contiguous ? p->N : p->K, ldb, p->dtype, p->class);
+    GemmInput in_a = {a, p->dtype, lda, p->a_contiguous}, in_b = {b, p->dtype, ldb, p->b_contiguous};
+    float *bias = matrix(1, p->N, DTYPE_FP32, NORMAL), *old = matrix(p->M, p->N, DTYPE_FP32, NORMAL);
+    float *expected = xmalloc((size_t)(p->M * p->N) * sizeof *expected);
+    float *got = xmalloc((size_t)(p->M * p->N) * sizeof *got);
+
+    for (int64_t i = 0; i < p->M; i++)
+        for (int64_t j = 0; j < p->N; j++) {
+            float c = sum_of_products(&in_a, &in_b, i, j, p->K);
+            if (p->bias) c = c + bias[j];
+            if (p->accumulate) c = old[i * p->N + j] + c;
+            expected[i * p->N + j] = c;
+        }
+    for (size_t s = 0; s < 4; s++)
+        for (int threads = 1; threads <= (many_threads ? 3 : 1); threads++) {
+            if (!have(ISAS[s])) continue;
+            open_isa(ISAS[s], threads, memory);
+            memcpy(got, old, (size_t)(p->M * p->N) * sizeof *got);
+            gemm(&cpu.gemm[p->dtype], &cpu.workspace, p->M, p->N, p->K, in_a, in_b,
+                 (GemmOutput){got, DTYPE_FP32, p->N, p->bias ? bias : NULL, p->accumulate});
+            for (int64_t i = 0; i < p->M * p->N; i++)
+                if (!CHECK(same_bits(got[i], expected[i]),
+                           "%s, %d threads, %s, %s, M %ld N %ld K %ld: [%ld,%ld] %a not %a", ISAS[s], threads,
+                           p->dtype ? "bf16" : "fp32", CLASS_NAME[p->class], (long)p->M, (long)p->N, (long)p->K,
+                           (long)(i / p->N), (long)(i % p->N), (double)got[i], (double)expected[i]))
+                    break;
+        }
+    free(a), free(b), free(bias), free(old), free(expected), free(got);
+}
+
+int main(void)
+{
+    char *memory = NULL;
+
+    test_case("every instruction set of this machine is tried");
+    for (size_t s = 0; s < 4; s++)
+        if (!have(ISAS[s])) printf("skipped %s: not on this machine\n", ISAS[s]);
+    CHECK(have("portable"), "portable is everywhere");
+
+    for (int dtype = 0; dtype < 2; dtype++)
+        for (int class = 0; class < CLASSES; class ++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s, %s", dtype ? "bf16" : "fp32", CLASS_NAME[class]);
+            test_case(name);
+            for (int64_t K = 16; K <= 48; K += 16)
+                run_problem(&(Problem){33, 35, K, dtype, true, true, false, false, class}, &memory, false);
+            run_problem(&(Problem){17, 31, 333, dtype, true, false, true, false, class}, &memory, false);
+            run_problem(&(Problem){19, 16, 768, dtype, false, false, false, true, class}, &memory, false);
+            if (class == NORMAL || test_long())
+                run_problem(&(Problem){9, 13, 4096, dtype, false, true, true, false, class}, &memory, false);
+        }
+
+    test_case("odd sizes around every tile edge, both orders of both inputs, threads");
+    for (int round = 0; round < (test_long() ? 400 : 60); round++) {
+        static const int64_t EDGE[] = {1, 5, 6, 7, 13, 14, 15, 16, 17, 28, 31, 32, 33, 47, 63, 65, 113, 130};
+        uint64_t r = random_bits();
+        run_problem(&(Problem){EDGE[r % 18], EDGE[r / 18 % 18], 1 + (int64_t)(r / 324 % 290), r >> 40 & 1, r >> 41 & 1,
+                               r >> 42 & 1, r >> 43 & 1, r >> 44 & 1, NORMAL},
+                    &memory, round % 3 == 0);
+    }
+
+    test_case("more rows than a super-block, more columns than a panel, more k than a slice");
+    run_problem(&(Problem){2 * 7 + GEMM_SUPER_ROWS, 3, 40, DTYPE_BF16, true, true, false, false, NORMAL}, &memory,
+                true);
+    run_problem(&(Problem){5, GEMM_PANEL_COLS + 9, 70, DTYPE_FP32, true, false, false, false, NORMAL}, &memory, true);
+    run_problem(&(Problem){3, 5, GEMM_SLICE_K + 77, DTYPE_BF16, false, false, false, true, NORMAL}, &memory, true);
+    run_problem(&(Problem){3, 5, GEMM_SLICE_K + 77, DTYPE_FP32, false, true, false, true, NORMAL}, &memory, true);
+
+    test_case("a BF16 result is the FP32 one rounded once; FTZ is off again after a product");
+    for (size_t s = 0; s < 4; s++) {
+        if (!have(ISAS[s])) continue;
+        open_isa(ISAS[s], 2, &memory);
+        enum { M = 21, N = 37, K = 64 };
+        uint16_t *a = matrix(M, K, DTYPE_BF16, NORMAL), *b = matrix(N, K, DTYPE_BF16, NORMAL), out[M * N];
+        GemmInput in_a = {a, DTYPE_BF16, K, true}, in_b = {b, DTYPE_BF16, K, true};
+        gemm(&cpu.gemm[DTYPE_BF16], &cpu.workspace, M, N, K, in_a, in_b, (GemmOutput){out, DTYPE_BF16, N, NULL, false});
+        for (int i = 0; i < M * N; i++)
+            CHECK(out[i] == bf16_from_f32(sum_of_products(&in_a, &in_b, i / N, i % N, K)), "%s element %d", ISAS[s], i);
+        volatile float tiny = 0x1p-126f;
+        CHECK(tiny / 2 != 0, "%s left denormals flushed", ISAS[s]);
+        free(a), free(b);
+    }
+    free(memory);
+    return test_done();
+}
