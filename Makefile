@@ -61,7 +61,7 @@ CPU_OBJECTS    := $(patsubst llmc/cpu/%.c,$(BUILD)/cpu/%.o,$(SHARED_SOURCES)) \
 LIB_OBJECTS    := $(patsubst llmc/%.c,$(BUILD)/%.o,$(wildcard llmc/*.c))
 TESTS          := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 
-.PHONY: all test test-all test-asan check clean help tests skipped
+.PHONY: all test test-all test-asan bench check clean help tests skipped
 all: train_gpt skipped ## build train_gpt
 
 skipped:
@@ -89,6 +89,10 @@ $(BUILD)/test/%: test/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
 	@mkdir -p $(@D)
 	@$(CC) $(CPPFLAGS) -Itest $(CFLAGS) $(LDFLAGS) -MMD -MP $< $(LIB_OBJECTS) $(CPU_OBJECTS) $(LDLIBS) -o $@
 
+$(BUILD)/bench/%: dev/bench/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP $< $(LIB_OBJECTS) $(CPU_OBJECTS) $(LDLIBS) -o $@
+
 # A change of compiler or flags rebuilds everything.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
@@ -106,6 +110,8 @@ test-all: train_gpt tests ## the long suite (under 60 minutes)
 test-asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(MAKE) BUILD=build/asan OPTIMIZE="-O1" EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" tests
 	@BUILD=build/asan test/run.sh $(patsubst $(BUILD)/%,build/asan/%,$(TESTS))
+
+bench: $(patsubst dev/bench/%.c,$(BUILD)/bench/%,$(wildcard dev/bench/*.c)) ## build the benchmarks into build/bench
 
 check: ## warnings as errors, floors, cppcheck, clang-format 14
 	@scripts/check.sh

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json", "state.json"};
+static const char HEADER[] = "header"; /* among the hashes of a file's tensors: that of its header */
 enum { FORMAT_VERSION = 1, NAME_BYTES = 16 + sizeof(((HfTensor *)0)->name) };
 
 /* ---- test hook ---- */
@@ -149,6 +150,20 @@ static void tensor_name(char name[NAME_BYTES], const char *prefix, const HfTenso
     snprintf(name, NAME_BYTES, "%.8s%.95s", prefix, t->name);
 }
 
+/* Of a .safetensors file's length and header: names, dtypes and shapes stand there and nowhere else. */
+static int header_hash(const char *path, uint64_t *hash, Error *error)
+{
+    uint64_t length = 0;
+    size_t bytes;
+    char *map = file_map(path, &bytes, error);
+    if (!map) return -1;
+    if (bytes >= sizeof length) memcpy(&length, map, sizeof length);
+    bool whole = bytes >= sizeof length && length <= bytes - sizeof length;
+    if (whole) *hash = hash64(map, sizeof length + length, 0);
+    file_unmap(map, bytes);
+    return whole ? 0 : error_set(error, "%s: not a safetensors file, or truncated", path);
+}
+
 /* One .safetensors file: a pass over the parameter table for each of `count` kinds of state (master; or m, v). */
 static int write_tensors(const char *path, const Model *model, const char *const prefix[], const size_t member[],
                          int count, Json *hashes, Error *error)
@@ -176,8 +191,11 @@ static int write_tensors(const char *path, const Model *model, const char *const
                 }
             }
     }
+    uint64_t hash = 0;
     if (!status) test_stop("sync");
     if (!status) status = st_writer_end(w, error);
+    if (!status) status = header_hash(path, &hash, error);
+    if (!status) add_hash(hashes, HEADER, hash);
     st_writer_free(w);
     return status;
 }
@@ -190,9 +208,14 @@ static int write_text(const char *path, const char *text, Error *error)
     return file_finish(stream, path, error) || status ? -1 : 0;
 }
 
-/* state.json ends with its own hash: that of everything before TAIL. */
-static const char TAIL[] = ",\n\t\"hash\":\t\"";
-enum { TAIL_BYTES = sizeof TAIL - 1, HASH_BYTES = 16, END_BYTES = 4 }; /* END: quote, newline, brace, newline */
+/* state.json ends with the hash of everything before it, as its last member. Owned by the caller. */
+static const char TAIL[] = ",\n\t\"hash\":\t\"", END[] = "\"\n}\n";
+enum { TAIL_BYTES = sizeof TAIL - 1 + 16 + sizeof END - 1 };
+
+static char *text_tail(const char *text, size_t bytes)
+{
+    return xformat("%s%016" PRIx64 "%s", TAIL, hash64(text, bytes, 0), END);
+}
 
 static char *state_text(const RunState *state, Json *object, const char *config)
 {
@@ -206,8 +229,9 @@ static char *state_text(const RunState *state, Json *object, const char *config)
     add_hash(object, "config_hash", hash64(config, strlen(config), 0));
     char *body = json_print(object, true);
     size_t bytes = strlen(body) - 2; /* without newline and brace */
-    char *text = xformat("%.*s%s%016" PRIx64 "\"\n}\n", (int)bytes, body, TAIL, hash64(body, bytes, 0));
+    char *tail = text_tail(body, bytes), *text = xformat("%.*s%s", (int)bytes, body, tail);
     free(body);
+    free(tail);
     return text;
 }
 
@@ -274,12 +298,14 @@ static int read_hash(const Json *object, const char *key, const char *path, uint
     return *end ? error_set(error, "%s: \"%s\" is not a hash: %s", path, key, text) : 0;
 }
 
-/* Does a text end with the hash of what stands before it? */
+/* Does a text end with the hash of what stands before it? Byte by byte, so that no change goes unseen. */
 static bool has_own_hash(const char *text, size_t bytes)
 {
-    size_t end = TAIL_BYTES + HASH_BYTES + END_BYTES;
-    if (bytes <= end || strncmp(text + bytes - end, TAIL, TAIL_BYTES)) return false;
-    return hash64(text, bytes - end, 0) == strtoull(text + bytes - HASH_BYTES - END_BYTES, NULL, 16);
+    size_t hashed = bytes > TAIL_BYTES ? bytes - TAIL_BYTES : 0;
+    char *tail = text_tail(text, hashed);
+    bool same = strcmp(text + hashed, tail) == 0;
+    free(tail);
+    return same;
 }
 
 static int read_state_fields(const Json *object, const char *path, RunState *state, uint64_t *config_hash, Error *error)
@@ -322,12 +348,17 @@ static int verify_tensors(const char *path, const Json *hashes, Error *error)
     StFile file;
     int status = 0;
     if (st_open(&file, path, error)) return -1;
-    if (file.count != json_count(hashes)) status = error_set(error, "%s: not the tensors that state.json names", path);
+    uint64_t expected = 0, found = 0;
+    if (read_hash(hashes, HEADER, path, &expected, error) || header_hash(path, &found, error))
+        status = -1;
+    else if (found != expected)
+        status = error_set(error, "%s: its header is damaged (its hash does not match)", path);
+    else if (file.count + 1 != json_count(hashes))
+        status = error_set(error, "%s: not the tensors that state.json names", path);
     for (int64_t i = 0; i < file.count && !status; i++) {
         const StTensor *t = &file.tensor[i];
-        uint64_t expected = 0;
         status = read_hash(hashes, t->name, path, &expected, error);
-        if (!status && hash64(t->data, t->bytes, 0) != expected)
+        if (!status && hash64_pieces(t->data, t->bytes) != expected)
             status = error_set(error, "%s: tensor %s is damaged (its hash does not match)", path, t->name);
     }
     st_close(&file);
@@ -364,14 +395,17 @@ int checkpoint_verify(const char *dir, RunState *state, Json **config, Error *er
     return status;
 }
 
-static int load_tensors(const char *path, Model *model, const char *prefix, size_t member, Error *error)
+/* The tensors of one kind of state; the file holds `kinds` of them and nothing else. */
+static int load_tensors(const char *path, Model *model, const char *prefix, size_t member, int kinds, Error *error)
 {
     StFile file;
     int status = 0;
+    int64_t tensors = 0;
     if (st_open(&file, path, error)) return -1;
     for (int i = 0; i < model->table.count && !status; i++) {
         HfTensor part[HF_PARTS];
         int parts = hf_tensors(&model->spec.config, &model->table.param[i], part);
+        tensors += parts;
         Tensor whole = *(Tensor *)((char *)&model->zero.shard[i] + member);
         for (int p = 0; p < parts && !status; p++) {
             char name[NAME_BYTES];
@@ -383,6 +417,10 @@ static int load_tensors(const char *path, Model *model, const char *prefix, size
                 status = -1;
         }
     }
+    if (!status && file.count != tensors * kinds)
+        status = error_set(error,
+                           "%s: has %" PRId64 " tensors, this model %" PRId64 "; is it a checkpoint of this model?",
+                           path, file.count, tensors * kinds);
     st_close(&file);
     return status;
 }
@@ -390,9 +428,9 @@ static int load_tensors(const char *path, Model *model, const char *prefix, size
 int checkpoint_load(const char *dir, Model *model, bool optimizer, Error *error)
 {
     char *weights = xformat("%s/%s", dir, FILES[0]), *moments = xformat("%s/%s", dir, FILES[1]);
-    int status = load_tensors(weights, model, "", offsetof(Shard, master), error);
-    if (!status && optimizer) status = load_tensors(moments, model, "m.", offsetof(Shard, m), error);
-    if (!status && optimizer) status = load_tensors(moments, model, "v.", offsetof(Shard, v), error);
+    int status = load_tensors(weights, model, "", offsetof(Shard, master), 1, error);
+    if (!status && optimizer) status = load_tensors(moments, model, "m.", offsetof(Shard, m), 2, error);
+    if (!status && optimizer) status = load_tensors(moments, model, "v.", offsetof(Shard, v), 2, error);
     free(weights);
     free(moments);
     return status;

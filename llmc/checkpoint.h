@@ -4,16 +4,16 @@
  *         model.safetensors       masters under Hugging Face names (hf.h): BF16 or F32; vectors F32
  *         optimizer.safetensors   "m." and "v." + the same names, F32
  *         config.json             the run's options and what was resolved from them
- *         state.json              step, seed, data receipt, and a hash of every tensor and of config.json
+ *         state.json              step, seed, data receipt, and a hash of every tensor, header and of config.json
  *
  * Writing: everything into step_00001000.tmp, each file flushed to the disk, then one rename, then older checkpoints
  * are renamed to *.old and deleted. So a name step_XXXXXXXX is complete, kill -9 at any instant leaves the one before,
  * and leftovers (*.tmp, *.old) are swept by the next write. state.json is written last and carries a hash of its own
- * text; hashes are XXH64 of a tensor's bytes on disk. Reading checks all of them before anything is used.
+ * text; hashes are hash64_pieces of a tensor's bytes on disk. Reading checks all of them before anything is used.
  *
  * Test hook: LLMC_TEST_STOP=open|middle|sync|rename|renamed|delete in the environment kills the process (SIGKILL)
- * there;
- * ":N" after it lets N checkpoints pass first.
+ * there; ":N" after it lets the point be passed N times first ("sync" is passed twice a checkpoint, once for each file
+ * of tensors; "middle" once for each tensor of the middle parameter).
  *
  * Floor 4.
  */

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 static void (*die_hook)(int code);
 
@@ -141,6 +142,16 @@ uint64_t hash64(const void *data, size_t bytes, uint64_t seed)
     return hash ^ hash >> 32;
 }
 
+uint64_t hash64_pieces(const void *data, size_t bytes)
+{
+    uint64_t hash = 0;
+    for (size_t done = 0; done < bytes; done += HASH_PIECE) {
+        size_t piece = bytes - done < HASH_PIECE ? bytes - done : HASH_PIECE;
+        hash = hash64((const char *)data + done, piece, hash);
+    }
+    return hash;
+}
+
 /* ---- clocks and notes ---- */
 
 double now_seconds(void)
@@ -159,6 +170,22 @@ int64_t peak_rss_bytes(void)
 #else
     return (int64_t)usage.ru_maxrss * 1024;
 #endif
+}
+
+void progress(const char *what, int64_t done, int64_t total)
+{
+    static double shown; /* when the bar was last drawn */
+    if (!isatty(STDERR_FILENO) || total <= 0) return;
+    if (done < total && now_seconds() - shown < 0.2) return;
+    if (done >= total) {
+        if (shown > 0) fputs("\r\033[K", stderr);
+        shown = 0;
+        return;
+    }
+    shown = now_seconds();
+    int filled = (int)(40 * done / total);
+    fprintf(stderr, "\r%s [%.*s%*s] %d%%", what, filled, "########################################", 40 - filled, "",
+            (int)(100 * done / total));
 }
 
 void note(const char *format, ...)

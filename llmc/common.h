@@ -54,11 +54,17 @@ char *xformat(const char *format, ...) LLMC_PRINTF(1, 2); /* owned by the caller
 
 /* XXH64 (Yann Collet, xxHash specification 0.1.1): checksums of tensors, data receipts, state_hash. */
 uint64_t hash64(const void *data, size_t bytes, uint64_t seed);
+/* Of long data that streams: pieces of HASH_PIECE bytes (the last may be shorter), each seeded with the hash before. */
+enum { HASH_PIECE = 1 << 20 };
+uint64_t hash64_pieces(const void *data, size_t bytes);
 
 double now_seconds(void);     /* monotonic clock */
 int64_t peak_rss_bytes(void); /* largest resident set of this process so far, 0 where the system does not tell */
 
-/* Progress and notes for a person, to stderr; results go to stdout. */
+/* A bar on stderr for long set-up work, only on a terminal; gone when done == total. */
+void progress(const char *what, int64_t done, int64_t total);
+
+/* Notes for a person, to stderr; results go to stdout. */
 void note(const char *format, ...) LLMC_PRINTF(1, 2);
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }

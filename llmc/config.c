@@ -83,10 +83,7 @@ static int derive_heads(GPTConfig *c, Error *error)
                              c->NH, c->C);
         c->HD = c->C / c->NH;
     }
-    return check_size("head_dim", c->HD, CONFIG_MAX_HEAD_DIM, error) ||
-                   check_size("heads x head_dim", c->NH * c->HD, CONFIG_MAX_ATTENTION_WIDTH, error)
-               ? -1
-               : 0;
+    return check_size("head_dim", c->HD, CONFIG_MAX_HEAD_DIM, error);
 }
 
 int config_finish(GPTConfig *c, Error *error)

@@ -43,8 +43,7 @@ enum {
     CONFIG_MAX_LAYERS = 1 << 14,
     CONFIG_MAX_HIDDEN = 1 << 20,
     CONFIG_MAX_HEADS = 1 << 14,
-    CONFIG_MAX_HEAD_DIM = 1 << 14,
-    CONFIG_MAX_ATTENTION_WIDTH = 1 << 22, /* heads x head_dim */
+    CONFIG_MAX_HEAD_DIM = OPS_MAX_HEAD_DIM,
     CONFIG_MAX_FFN = 1 << 22,
     CONFIG_MAX_VOCAB = 1 << 24,
     CONFIG_MAX_SEQ_LEN = 1 << 20

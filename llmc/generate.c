@@ -31,7 +31,6 @@ int generate(Model *model, const int32_t *prompt, int64_t length, const Sampling
     float *logits = xmalloc((size_t)V * sizeof *logits), *scratch = xmalloc((size_t)V * sizeof *scratch);
     int64_t count = min_i64(length, T), cached = 0; /* tokens in the window; those of them already in the cache */
     memcpy(window, prompt + length - count, (size_t)count * sizeof *window);
-    gpt_enter_phase(&model->gpt, UINT32_MAX); /* the recipe that the run ends with */
 
     for (; done < s->tokens && !status; done++) {
         next_logits(model, window + cached, count - cached, cached, logits);

@@ -129,16 +129,32 @@ static void transpose(char *out, const char *in, int64_t rows, int64_t cols, siz
             memcpy(out + (size_t)(c * rows + r) * element, in + (size_t)(r * cols + c) * element, element);
 }
 
+/* Host memory streams as it is; the backend's through one piece. */
+static int write_pieces(StWriter *w, const char *data, size_t bytes, const Ops *ops, uint64_t *hash, Error *error)
+{
+    char *piece = ops ? xmalloc(HASH_PIECE) : NULL;
+    int status = 0;
+    *hash = 0;
+    for (size_t done = 0; done < bytes && !status; done += HASH_PIECE) {
+        size_t count = bytes - done < HASH_PIECE ? bytes - done : HASH_PIECE;
+        if (ops) ops->copy_out(piece, data + done, count);
+        *hash = hash64(ops ? piece : data + done, count, *hash);
+        status = st_writer_data(w, ops ? piece : data + done, count, error);
+    }
+    free(piece);
+    return status;
+}
+
 int hf_write(StWriter *w, const HfTensor *t, Tensor whole, const Ops *ops, uint64_t *hash, Error *error)
 {
     Tensor part = tensor_rows(whole, t->row0, t->rows);
     size_t bytes = tensor_bytes(part);
-    char *host = xmalloc(bytes), *turned = t->transposed ? xmalloc(bytes) : NULL;
+    if (!t->transposed) return write_pieces(w, part.data, bytes, ops, hash, error);
 
+    char *host = xmalloc(bytes), *turned = xmalloc(bytes);
     ops->copy_out(host, part.data, bytes);
-    if (turned) transpose(turned, host, t->rows, t->cols, dtype_bytes(whole.dtype));
-    *hash = hash64(turned ? turned : host, bytes, 0);
-    int status = st_writer_data(w, turned ? turned : host, bytes, error);
+    transpose(turned, host, t->rows, t->cols, dtype_bytes(whole.dtype));
+    int status = write_pieces(w, turned, bytes, NULL, hash, error);
     free(host);
     free(turned);
     return status;
@@ -152,6 +168,22 @@ static bool same_shape(const StTensor *from, const HfTensor *t)
     return true;
 }
 
+/* Elements first .. first + count - 1 of a tensor on disk, BF16 widened to FP32 if asked. */
+static void read_rows(char *out, const StTensor *from, int64_t first, int64_t count, bool widen)
+{
+    const char *data = (const char *)from->data + (size_t)first * st_dtype_bytes(from->dtype);
+    if (!widen) {
+        memcpy(out, data, (size_t)count * st_dtype_bytes(from->dtype));
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t half;
+        memcpy(&half, data + 2 * i, sizeof half);
+        float wide = bf16_to_f32(half);
+        memcpy(out + 4 * i, &wide, sizeof wide);
+    }
+}
+
 int hf_read(const StTensor *from, const HfTensor *t, Tensor whole, const Ops *ops, Error *error)
 {
     bool widen = from->dtype == ST_BF16 && whole.dtype == DTYPE_FP32;
@@ -162,20 +194,18 @@ int hf_read(const StTensor *from, const HfTensor *t, Tensor whole, const Ops *op
         return error_set(error, "tensor %s: dtype %s does not fit %s weights (see --master and --precision)", t->name,
                          st_dtype_name(from->dtype), whole.dtype == DTYPE_BF16 ? "bf16" : "fp32");
 
-    Tensor part = tensor_rows(whole, t->row0, t->rows);
-    size_t count = (size_t)(t->rows * t->cols), element = dtype_bytes(whole.dtype);
-    char *host = xmalloc(count * element), *turned = t->transposed ? xmalloc(count * element) : NULL;
-    if (widen) {
-        for (size_t i = 0; i < count; i++) {
-            uint16_t half;
-            memcpy(&half, (const char *)from->data + 2 * i, 2);
-            ((float *)host)[i] = bf16_to_f32(half);
-        }
-    } else {
-        memcpy(host, from->data, count * element);
+    /* As they stand, a tensor's rows stream through one buffer; a transposed one needs all of them. */
+    int64_t step = t->transposed ? t->shape[0] : max_i64(1, HASH_PIECE / (4 * t->cols));
+    int64_t from_rows = t->rank == 2 ? t->shape[0] : 1, from_cols = t->rank == 2 ? t->shape[1] : t->cols;
+    size_t element = dtype_bytes(whole.dtype), row_bytes = (size_t)from_cols * element;
+    char *host = xmalloc((size_t)step * row_bytes), *turned = t->transposed ? xmalloc((size_t)step * row_bytes) : NULL;
+    for (int64_t row = 0; row < from_rows; row += step) {
+        int64_t rows = min_i64(step, from_rows - row);
+        read_rows(host, from, row * from_cols, rows * from_cols, widen);
+        if (turned) transpose(turned, host, rows, from_cols, element);
+        Tensor part = tensor_rows(whole, t->row0 + row, rows);
+        ops->copy_in(part.data, turned ? turned : host, (size_t)rows * row_bytes);
     }
-    if (turned) transpose(turned, host, t->cols, t->rows, element);
-    ops->copy_in(part.data, turned ? turned : host, count * element);
     free(host);
     free(turned);
     return 0;

@@ -312,7 +312,7 @@ static Json *new_real(double value, int digits)
     char text[40];
     if (isnan(value)) return cJSON_CreateString("nan");
     if (isinf(value)) return cJSON_CreateString(value > 0 ? "inf" : "-inf");
-    for (int d = 1; d <= digits; d++) { /* the shortest that reads back as the value; else all digits asked for */
+    for (int d = digits < 15 ? digits : 15; d <= digits; d++) { /* of 17 digits 15 often read back as the value */
         snprintf(text, sizeof text, "%.*g", d, value);
         if (strtod(text, NULL) == value) break;
     }

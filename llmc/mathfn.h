@@ -4,7 +4,7 @@
  * a type V and the prefix S of its primitives: instantiated here for float (prefix f32), in cpu/simd.h for 16 lanes
  * (prefix v16). FP64: exp, log, cos and sin, inverse of the normal distribution, for tables, losses, initialisation.
  *
- * Errors, measured in test_mathfn.c: exp 1 ulp of FP32 in [-87, 88] (0 below, Inf above); tanh 2^-23 absolute; FP64
+ * Errors, measured in test_mathfn.c: exp 1.5 ulp of FP32 in [-87, 88] (0 below, Inf above); tanh 2^-23 absolute; FP64
  * functions 4e-16 relative (sin, cos: absolute, |x| < 2^20), inverse normal 1e-15.
  *
  * Floor 0; host and device.

@@ -48,6 +48,8 @@ typedef struct {  /* from which a backend computes its workspace; the largest of
     int64_t head_dim, group; /* group = query heads per key head */
 } Need;
 
+enum { OPS_MAX_HEAD_DIM = 256 }; /* what attention and RoPE have room for */
+
 typedef enum { NORM_LAYERNORM, NORM_RMSNORM } NormKind;
 typedef enum { ACTIVATION_GELU, ACTIVATION_SWIGLU } Activation;
 

@@ -20,7 +20,7 @@ static void add(ParamTable *table, int bucket, int layer, ParamKind kind, int64_
     bool vocabulary = kind == PARAM_WTE || kind == PARAM_LM_HEAD;
     *p = (Param){
         .kind = kind, .bucket = bucket, .layer = layer, .rows = rows, .cols = cols, .init = init, .init_std = std};
-    if (bucket == layer)
+    if (layer < table->layers)
         snprintf(p->name, sizeof p->name, "block.%d.%s", layer, KIND_NAME[kind]);
     else
         snprintf(p->name, sizeof p->name, "%s", KIND_NAME[kind]);

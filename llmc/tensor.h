@@ -33,10 +33,26 @@ typedef struct {
     int64_t rows, cols, ld;
 } Tensor;
 
-size_t dtype_bytes(DType dtype);
-size_t tensor_bytes(Tensor t); /* of a contiguous tensor */
-Tensor tensor_rows(Tensor t, int64_t row0, int64_t rows);
-Tensor tensor_cols(Tensor t, int64_t col0, int64_t cols);
+static inline size_t dtype_bytes(DType dtype) { return dtype == DTYPE_BF16 ? 2 : 4; }
+
+static inline size_t tensor_bytes(Tensor t) /* of a contiguous tensor */
+{
+    return (size_t)t.rows * (size_t)t.cols * dtype_bytes(t.dtype);
+}
+
+static inline Tensor tensor_rows(Tensor t, int64_t row0, int64_t rows)
+{
+    if (t.data) t.data = (char *)t.data + (size_t)(row0 * t.ld) * dtype_bytes(t.dtype);
+    t.rows = rows;
+    return t;
+}
+
+static inline Tensor tensor_cols(Tensor t, int64_t col0, int64_t cols)
+{
+    if (t.data) t.data = (char *)t.data + (size_t)col0 * dtype_bytes(t.dtype);
+    t.cols = cols;
+    return t;
+}
 
 /* ---- number formats: filled by recipe.c, one LinearFormats per block x projection x range of steps ---- */
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { PIECE_BYTES = 1 << 20 };
 
@@ -24,7 +25,8 @@ size_t tokenizer_decode(int32_t token, char out[1])
 }
 
 /* End-of-text, then the file's bytes. text[PIECE_BYTES], tokens[PIECE_BYTES]: room for one piece. */
-static int append_file(TokenWriter *w, const char *path, char *text, int32_t *tokens, int64_t *total, Error *error)
+static int append_file(TokenWriter *w, const char *path, char *text, int32_t *tokens, int64_t *total, int64_t expected,
+                       Error *error)
 {
     const int32_t end_of_text = BYTE_TOKENIZER_EOT;
     FILE *stream = fopen(path, "rb");
@@ -32,6 +34,7 @@ static int append_file(TokenWriter *w, const char *path, char *text, int32_t *to
     int result = token_writer_append(w, &end_of_text, 1, error);
     *total += 1;
     for (size_t bytes; result == 0 && (bytes = fread(text, 1, PIECE_BYTES, stream)) > 0; *total += (int64_t)bytes) {
+        progress("tokens", *total, expected);
         tokenizer_encode(text, bytes, tokens);
         result = token_writer_append(w, tokens, (int64_t)bytes, error);
     }
@@ -43,14 +46,19 @@ static int append_file(TokenWriter *w, const char *path, char *text, int32_t *to
 int tokenize_files(const char *inputs, const char *output, int64_t *tokens, int64_t *files, Error *error)
 {
     char **paths;
-    int64_t count, total = 0;
+    int64_t count, total = 0, expected = 0;
     if (file_list(inputs, &paths, &count, error)) return -1;
     TokenWriter *w = token_writer_open(output, sizeof(uint16_t), error);
     int result = w ? 0 : -1;
     char *text = xmalloc(PIECE_BYTES);
     int32_t *piece = xcalloc(PIECE_BYTES, sizeof *piece);
 
-    for (int64_t i = 0; i < count && result == 0; i++) result = append_file(w, paths[i], text, piece, &total, error);
+    for (int64_t i = 0; i < count; i++) { /* for the progress bar only */
+        struct stat status;
+        if (stat(paths[i], &status) == 0) expected += status.st_size + 1;
+    }
+    for (int64_t i = 0; i < count && result == 0; i++)
+        result = append_file(w, paths[i], text, piece, &total, expected, error);
     if (w && result == 0)
         result = token_writer_close(w, error);
     else if (w)
@@ -59,6 +67,7 @@ int tokenize_files(const char *inputs, const char *output, int64_t *tokens, int6
     free(piece);
     free(text);
     file_list_free(paths, count);
+    progress("tokens", expected, expected);
     if (result == 0) {
         *tokens = total;
         *files = count;

@@ -26,8 +26,8 @@ typedef struct {
     Model model;
     DataLoader *data, *val; /* val NULL: no validation */
     Logger *log;
-    RunState state; /* of the steps done */
-    int64_t resumed_step;
+    RunState state;     /* of the steps done */
+    int64_t saved_step; /* the newest step on the disk, or -1 */
     char *config_text;
     Schedule schedule;
     int64_t global_batch;
@@ -41,8 +41,10 @@ static volatile sig_atomic_t interrupted;
 
 static void on_signal(int number)
 {
+    (void)number;
     interrupted = 1;
-    signal(number, SIG_DFL); /* the next one ends the process at once */
+    signal(SIGINT, SIG_DFL); /* the next one, of either kind, ends the process at once */
+    signal(SIGTERM, SIG_DFL);
 }
 
 /* ---- set-up ---- */
@@ -103,24 +105,61 @@ static bool holds_a_run(const char *run_dir)
     return there;
 }
 
-static int64_t config_int(const Json *config, const char *key)
+/* The options with nothing of the model left to be derived, so that two runs can be compared key by key. */
+static Json *resolved_options(const Options *options, const ModelSpec *spec)
 {
-    int64_t value = -1;
-    json_int(json_get(json_get(config, "options"), key), &value);
-    return value;
+    const GPTConfig *c = &spec->config;
+    bool fp32 = spec->precision == PRECISION_FP32 || spec->master == MASTER_FP32;
+    Options o = *options; /* its strings belong to `options` */
+    o.kv_heads = c->NKV;
+    o.head_dim = c->HD;
+    o.ffn = c->F;
+    o.norm_eps = (double)c->norm_eps;
+    o.eot_token = spec->eot_token;
+    o.global_batch_tokens = spec->micro_steps * spec->B * c->T;
+    o.master = fp32 ? MASTER_FP32 : MASTER_BF16;
+    Json *object = json_new_object();
+    options_to_json(&o, object);
+    return object;
 }
 
-/* What must not change over a resume, because the continuation would silently be another run. */
+/* What must not change over a resume, because the continuation would silently be another run; other shapes often fit
+ * into the same tensors. What may change is said. */
+static void check_same_options(const Trainer *t, const char *dir, const Json *config)
+{
+    static const char FIXED[] = " arch layers hidden heads kv_heads head_dim ffn vocab seq_len tie_embeddings norm_eps "
+                                "rope_theta rope_scaling_factor rope_scaling_low_freq_factor "
+                                "rope_scaling_high_freq_factor rope_scaling_original_context precision master "
+                                "document_mask eot_token ";
+    static const char FREE[] = " batch global_batch_tokens steps lr lr_schedule warmup_steps final_lr_fraction "
+                               "wsd_decay_fraction weight_decay beta1 beta2 eps grad_clip ";
+    Options saved;
+    ModelSpec spec;
+    Error error;
+    options_defaults(&saved, VERB_TRAIN);
+    if (options_from_json(&saved, config, dir, &error) || trainer_spec(&saved, &spec, &error))
+        die("resume: %s: its config.json cannot be used: %s", dir, error.text);
+    Json *before = resolved_options(&saved, &spec), *now = resolved_options(t->options, &t->model.spec);
+    for (const Json *option = json_first(now); option; option = json_next(option)) {
+        const char *key = json_key(option);
+        char *was = json_print(json_get(before, key), false), *is = json_print(option, false);
+        char *word = xformat(" %s ", key);
+        if (strcmp(was, is) && strstr(FIXED, word))
+            die("resume: %s is %s in %s and %s now; give the same, or start a new run", key, was, dir, is);
+        if (strcmp(was, is) && strstr(FREE, word))
+            note("note: %s is %s in %s and %s now; the run goes on with the new value", key, was, dir, is);
+        free(was);
+        free(is);
+        free(word);
+    }
+    json_free(before);
+    json_free(now);
+    options_free(&saved);
+}
+
 static void check_same_run(const Trainer *t, const char *dir, const Json *config)
 {
-    static const char *const KEYS[] = {"seed", "batch", "global_batch_tokens", "seq_len", "steps", "warmup_steps"};
-    Json *now = json_new_object();
-    options_to_json(t->options, json_add_object(now, "options"));
-    for (size_t i = 0; i < sizeof KEYS / sizeof *KEYS; i++)
-        if (config_int(config, KEYS[i]) != config_int(now, KEYS[i]))
-            note("note: %s is %" PRId64 " in %s and %" PRId64 " now; the run goes on with the new value", KEYS[i],
-                 config_int(config, KEYS[i]), dir, config_int(now, KEYS[i]));
-    json_free(now);
+    check_same_options(t, dir, config);
     if (t->state.seed != (uint64_t)t->options->seed)
         die("resume: %s was trained with --seed %" PRIu64 "; give the same seed (it is in config.json)", dir,
             t->state.seed);
@@ -141,6 +180,17 @@ static void check_receipt(Trainer *t, const char *dir)
         die("resume: the batch of step %" PRId64 " is not the one that %s was trained on; batch, global_batch_tokens, "
             "seq_len and the files must be the same",
             t->state.step, dir);
+}
+
+/* Is this checkpoint one of the run in run_dir? */
+static bool belongs_to(const char *checkpoint, const char *run_dir)
+{
+    char *above = xformat("%s/../..", checkpoint), *a = realpath(above, NULL), *b = realpath(run_dir, NULL);
+    bool same = a && b && strcmp(a, b) == 0;
+    free(above);
+    free(a);
+    free(b);
+    return same;
 }
 
 /* Finds what to start from, before anything is printed or changed. Returns the checkpoint's folder or NULL. */
@@ -164,6 +214,8 @@ static char *choose_start(Trainer *t, Json **config)
         }
         return dir;
     }
+    if (holds_a_run(o->run_dir) && !belongs_to(o->resume, o->run_dir))
+        die_usage("run_dir %s holds another run than that of %s; choose another --run_dir", o->run_dir, o->resume);
     if (checkpoint_verify(o->resume, &t->state, config, &error)) die("resume: %s", error.text);
     return xstrdup(o->resume);
 }
@@ -191,13 +243,18 @@ static char *config_text(const Trainer *t)
     return text;
 }
 
+/* Beside and renamed: when the disk is full, the one of the run so far stays. */
 static void write_config(const Trainer *t)
 {
-    char *path = xformat("%s/config.json", t->options->run_dir);
-    FILE *stream = fopen(path, "w");
-    if (!stream || fputs(t->config_text, stream) < 0 || fclose(stream))
-        die("%s: cannot write: %s", path, strerror(errno));
+    char *path = xformat("%s/config.json", t->options->run_dir), *fresh = xformat("%s.new", path);
+    FILE *stream = fopen(fresh, "w");
+    if (!stream || fputs(t->config_text, stream) < 0 || fclose(stream) || rename(fresh, path)) {
+        int reason = errno;
+        remove(fresh);
+        die("%s: cannot write: %s", path, strerror(reason));
+    }
     free(path);
+    free(fresh);
 }
 
 static void print_header(const Trainer *t, const char *from)
@@ -242,19 +299,19 @@ static void start(Trainer *t)
     if (*o->val_data && o->val_every) t->val = open_data(t, o->val_data, false, 0);
     if (from) check_same_run(t, from, config);
     if (from) check_receipt(t, from);
-    make_folders(o->run_dir);
     if (model_open(&t->model, &spec, t->machine->ops, &error)) die_usage("%s", error.text);
     if (from && checkpoint_load(from, &t->model, true, &error)) die("resume: %s", error.text);
     if (from && zero_state_hash(&t->model.zero) != t->state.state_hash)
         die("resume: the state read from %s is not the one that was saved; this is a bug", from);
 
     /* From here on the run folder changes. */
+    make_folders(o->run_dir);
     if (!from && checkpoint_delete_all(o->run_dir, &error)) die("run_dir: %s", error.text);
     if (!from) {
         zero_init_params(&t->model.zero, (uint64_t)o->seed);
         t->state = (RunState){.seed = (uint64_t)o->seed, .file_list_hash = dataloader_file_list_hash(t->data)};
     }
-    t->resumed_step = from ? t->state.step : -1;
+    t->saved_step = from ? t->state.step : -1;
     gpt_enter_phase(&t->model.gpt, (uint32_t)t->state.step);
     t->log = logger_open(o->run_dir, from ? t->state.step : -1, &error);
     if (!t->log) die("%s", error.text);
@@ -286,8 +343,8 @@ static void stop_not_finite(const Trainer *t, const StepResult *r)
 {
     print_layers(t);
     die("step %" PRId64 ": %s is %g; weights and moments are those of step %" PRId64
-        ". Replay: the same command with --resume auto%s; a lower --lr, a longer --warmup_steps or --precision fp32 "
-        "may help",
+        ". Replay: the same command with --resume auto%s; a lower --lr may help, in a new run "
+        "--precision fp32 or a longer --warmup_steps too",
         t->state.step + 1, isfinite(r->loss) ? "the gradient norm" : "the loss",
         isfinite(r->loss) ? r->grad_norm : r->loss, t->state.step,
         checkpoint_count(t->options->run_dir) ? "" : " (no checkpoint yet: it starts from step 0)");
@@ -369,6 +426,7 @@ static void save(Trainer *t)
     if (checkpoint_write(t->options->run_dir, &t->model, &t->state, t->config_text, t->options->keep_checkpoints,
                          &error))
         die("checkpoint of step %" PRId64 ": %s; the checkpoints before are as they were", t->state.step, error.text);
+    t->saved_step = t->state.step;
 }
 
 typedef struct {
@@ -454,7 +512,7 @@ void trainer_run(const Options *options, const Machine *machine)
 
     while (t.state.step < options->steps && !interrupted) run_step(&t);
     if (interrupted && t.state.step < options->steps) {
-        if (t.state.step != t.resumed_step) save(&t);
+        if (t.state.step != t.saved_step) save(&t);
         printf("stopped after step %" PRId64 " and saved; go on with the same command and --resume auto\n",
                t.state.step);
     } else {

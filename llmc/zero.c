@@ -159,6 +159,8 @@ enum { HOST_ELEMENTS = 1 << 20 };
 
 void zero_init_params(Zero *zero, uint64_t seed)
 {
+    int64_t done = 0, total = 0;
+    for (int i = 0; i < zero->table->count; i++) total += zero->table->param[i].rows * zero->table->param[i].cols;
     for (int i = 0; i < zero->table->count; i++) {
         const Param *p = &zero->table->param[i];
         int64_t rows_a_time = max_i64(1, HOST_ELEMENTS / p->cols);
@@ -169,6 +171,7 @@ void zero_init_params(Zero *zero, uint64_t seed)
             params_initial(p, seed, row, t.rows, values);
             for (int64_t k = 0; k < t.rows * t.cols; k++) rounded[k] = bf16_from_f32(values[k]);
             zero->ops->copy_in(t.data, p->master == DTYPE_BF16 ? (void *)rounded : values, tensor_bytes(t));
+            progress("initial weights", done += t.rows * t.cols, total);
         }
         free(values);
         free(rounded);

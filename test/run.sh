@@ -4,6 +4,7 @@
 #   test/run.sh PROGRAM...        LLMC_TEST_ALL=1: the long versions
 set -u
 cd "$(dirname "$0")/.." || exit 1
+export OMP_WAIT_POLICY=passive # spinning threads starve each other where other programs share the cores
 limit=300
 [ "${LLMC_TEST_ALL:-0}" = 1 ] && limit=2400
 passed=0 failed=0 skipped=0

@@ -151,9 +151,8 @@ static void test_refused_together(void)
     c.rope_original_context = 0;
     check_refused(c, "rope_scaling_original_context 0");
     c = small(ARCH_QWEN3);
-    c.NH = 16384;
-    c.HD = 16384;
-    check_refused(c, "heads x head_dim 268435456");
+    c.HD = OPS_MAX_HEAD_DIM + 2;
+    check_refused(c, "head_dim 258");
     c = small(ARCH_LLAMA);
     c.norm_eps = -1;
     check_refused(c, "norm_eps -1");
@@ -171,7 +170,7 @@ static void test_refused_together(void)
     c.L = CONFIG_MAX_LAYERS;
     c.C = CONFIG_MAX_HIDDEN;
     c.NH = 256;
-    c.HD = 16384;
+    c.HD = OPS_MAX_HEAD_DIM;
     c.F = CONFIG_MAX_FFN;
     c.V = CONFIG_MAX_VOCAB;
     c.tied = false;

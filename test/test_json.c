@@ -178,7 +178,7 @@ static void test_building(void)
     json_add_int(json_add_object(root, "o"), "i", 7);
     char *text = json_print(root, false), *indented = json_print(root, true);
     CHECK(strcmp(text,
-                 "{\"s\":\"a\\\"b\\n\",\"f\":0.100000001,\"tiny\":1e-300,\"d\":0.10000000000000001,\"nan\":\"nan\","
+                 "{\"s\":\"a\\\"b\\n\",\"f\":0.100000001,\"tiny\":1e-300,\"d\":0.1,\"nan\":\"nan\","
                  "\"inf\":\"inf\",\"minus\":\"-inf\",\"t\":true,\"n\":false,\"l\":[-5,\"x\"],\"o\":{\"i\":7}}") == 0,
           "%s", text);
     CHECK(strchr(indented, '\n') && indented[strlen(indented) - 1] == '}', "%s", indented);

@@ -1,7 +1,7 @@
 /* Matrix-product rate of every instruction set here at the shapes of GPT-2 124M, against the FP32 peak of the machine
  * measured beside it (a loop of independent fma in registers).
  *
- *     make bench-gemm && build/bench/bench_gemm [repetitions]          CSV: isa,dtype,M,K,N,median,best,share of peak
+ *     make bench && build/bench/bench_gemm [repetitions]          CSV: isa,dtype,M,K,N,median,best,share of peak
  *
  * GFLOP/s, packing included, all cores, medians of interleaved repetitions.
  */

@@ -133,14 +133,11 @@ static void softmax_row(float *s, void *p, DType dtype, float *o, int64_t wide, 
         lanes = v16_max(x, lanes);
     }
     float largest = v16_largest(lanes);
-    if (!(largest > *maximum) && largest == largest) largest = *maximum;
-    if (largest == -INFINITY) { /* nothing seen so far */
-        for (int64_t j = 0; j < BLOCK; j += 16) v16_store_row(p, dtype, j, BLOCK, v16_set1(0));
-        return;
-    }
-    float shrink = f32_exp(*maximum - largest);
+    if (!(largest > *maximum)) largest = *maximum;
+    float shift = largest == -INFINITY ? 0 : largest; /* no key seen so far, or only NaN: e is 0, or stays NaN */
+    float shrink = f32_exp(*maximum - shift);
     for (int64_t j = 0; j < BLOCK; j += 16) {
-        v16 e = v16_exp(v16_sub(v16_load(s + j), v16_set1(largest)));
+        v16 e = v16_exp(v16_sub(v16_load(s + j), v16_set1(shift)));
         total = v16_add(total, e);
         v16_store_row(p, dtype, j, BLOCK, e);
     }
@@ -194,13 +191,25 @@ void cpu_attention_forward(Tensor att, Tensor lse, Tensor q, Tensor k, Tensor v,
 
 /* ---- backward ---- */
 
-typedef struct { /* one query head, and the key head it reads */
+typedef struct {
     Tensor q, k, v, datt, att, lse, dq;
-    int64_t h;
-} HeadTensors;
+} BackwardTensors;
+
+/* The columns of query head h and of the key head that it reads. */
+static BackwardTensors tensors_of_head(const BackwardTensors *all, const Attention *a, int64_t h)
+{
+    int64_t kv = h / (a->NH / a->NKV), HD = a->HD;
+    return (BackwardTensors){.q = head_of(all->q, h, HD),
+                             .k = head_of(all->k, kv, HD),
+                             .v = head_of(all->v, kv, HD),
+                             .datt = head_of(all->datt, h, HD),
+                             .att = head_of(all->att, h, HD),
+                             .lse = tensor_cols(all->lse, h, 1),
+                             .dq = head_of(all->dq, h, HD)};
+}
 
 /* delta = sum over HD of datt att, per query: what the softmax's gradient subtracts. */
-static void row_deltas(float *delta, const HeadTensors *t, const Attention *a, int64_t b)
+static void row_deltas(float *delta, const BackwardTensors *t, const Attention *a, int64_t b)
 {
     for (int64_t i = 0; i < a->Tq; i++) {
         v16 sum = v16_set1(0);
@@ -224,7 +233,7 @@ static void softmax_backward_row(const float *s, const float *dp, void *p, void 
 }
 
 /* Queries t0.. of one head against keys key0..: adds to dk (x->acc), dv (x->acc2) and dq. */
-static void backward_block(const Scratch *x, const HeadTensors *t, const Attention *a, int64_t b, int64_t t0,
+static void backward_block(const Scratch *x, const BackwardTensors *t, const Attention *a, int64_t b, int64_t t0,
                            int64_t key0, const float *delta, float *dq)
 {
     int64_t HD = a->HD, n = min_i64(BLOCK, a->Tq - t0), count = min_i64(BLOCK, a->Tk - key0);
@@ -240,8 +249,7 @@ static void backward_block(const Scratch *x, const HeadTensors *t, const Attenti
     for (int64_t r = 0; r < n; r++) {
         size_t offset = (size_t)(r * BLOCK) * dtype_bytes(dtype);
         softmax_backward_row(x->s + r * BLOCK, x->dp + r * BLOCK, (char *)x->p + offset, (char *)x->ds + offset, dtype,
-                             ((float *)row_of(t->lse, row + r))[t->h], delta[t0 + r], visible(a, b, t0 + r, key0),
-                             scale);
+                             *(float *)row_of(t->lse, row + r), delta[t0 + r], visible(a, b, t0 + r, key0), scale);
     }
     gemm_small(kernel, x->acc2, x->wide, count, HD, n, square(x->p, dtype, false), rows_of(t->datt, row, false), false,
                x->a, x->b);
@@ -258,49 +266,46 @@ static void store_block(Tensor out, int64_t row, int64_t rows, const float *acc,
             v16_store_row(row_of(out, row + r), out.dtype, c, out.cols, v16_load(acc + r * wide + c));
 }
 
-/* One key head of one sequence: `group` query heads. */
-static void backward_head(const Scratch *x, const HeadTensors *head, int64_t group, Tensor dk, Tensor dv,
-                          const Attention *a, int64_t b)
+/* Key head kv of sequence b, for all query heads that read it. */
+static void backward_head(const Scratch *x, const BackwardTensors *all, Tensor dk, Tensor dv, const Attention *a,
+                          int64_t b, int64_t kv)
 {
-    int64_t blocks = ceil_div(a->Tq, BLOCK), head_dq = blocks * TALL * x->wide;
+    int64_t group = a->NH / a->NKV, blocks = ceil_div(a->Tq, BLOCK), head_dq = blocks * TALL * x->wide;
     memset(x->dq, 0, sizeof(float) * (size_t)(group * head_dq));
-    for (int64_t g = 0; g < group; g++) row_deltas(x->delta + g * a->Tq, &head[g], a, b);
-
+    for (int64_t g = 0; g < group; g++) {
+        BackwardTensors t = tensors_of_head(all, a, kv * group + g);
+        row_deltas(x->delta + g * a->Tq, &t, a, b);
+    }
     for (int64_t key0 = 0; key0 < a->Tk; key0 += BLOCK) {
         memset(x->acc, 0, sizeof(float) * (size_t)(TALL * x->wide));
         memset(x->acc2, 0, sizeof(float) * (size_t)(TALL * x->wide));
-        for (int64_t g = 0; g < group; g++)
+        for (int64_t g = 0; g < group; g++) {
+            BackwardTensors t = tensors_of_head(all, a, kv * group + g);
             for (int64_t t0 = key0; t0 < a->Tq; t0 += BLOCK) /* earlier queries see none of these keys */
                 if (earliest_key(a, b, t0, min_i64(BLOCK, a->Tq - t0)) < key0 + BLOCK)
-                    backward_block(x, &head[g], a, b, t0, key0, x->delta + g * a->Tq, x->dq + g * head_dq);
+                    backward_block(x, &t, a, b, t0, key0, x->delta + g * a->Tq, x->dq + g * head_dq);
+        }
         store_block(dk, b * a->Tk + key0, min_i64(BLOCK, a->Tk - key0), x->acc, x->wide);
         store_block(dv, b * a->Tk + key0, min_i64(BLOCK, a->Tk - key0), x->acc2, x->wide);
     }
-    for (int64_t g = 0; g < group; g++)
+    for (int64_t g = 0; g < group; g++) {
+        BackwardTensors t = tensors_of_head(all, a, kv * group + g);
         for (int64_t i = 0; i < blocks; i++)
-            store_block(head[g].dq, b * a->Tq + i * BLOCK, min_i64(BLOCK, a->Tq - i * BLOCK),
+            store_block(t.dq, b * a->Tq + i * BLOCK, min_i64(BLOCK, a->Tq - i * BLOCK),
                         x->dq + g * head_dq + i * TALL * x->wide, x->wide);
+    }
 }
 
 void cpu_attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor datt, Tensor att, Tensor lse, Tensor q, Tensor k,
                             Tensor v, const Attention *a)
 {
-    int64_t group = a->NH / a->NKV, HD = a->HD;
+    BackwardTensors all = {q, k, v, datt, att, lse, dq};
 #pragma omp parallel num_threads(cpu.threads)
     {
         Scratch x = scratch_of_thread(a, a->Tk);
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t b = 0; b < a->B; b++)
-            for (int64_t kv = 0; kv < a->NKV; kv++) {
-                HeadTensors head[group];
-                for (int64_t g = 0; g < group; g++) {
-                    int64_t h = kv * group + g;
-                    head[g] = (HeadTensors){head_of(q, h, HD),   head_of(k, kv, HD),
-                                            head_of(v, kv, HD),  head_of(datt, h, HD),
-                                            head_of(att, h, HD), lse,
-                                            head_of(dq, h, HD),  h};
-                }
-                backward_head(&x, head, group, head_of(dk, kv, HD), head_of(dv, kv, HD), a, b);
-            }
+            for (int64_t kv = 0; kv < a->NKV; kv++)
+                backward_head(&x, &all, head_of(dk, kv, a->HD), head_of(dv, kv, a->HD), a, b, kv);
     }
 }

@@ -164,10 +164,14 @@ static double peak_of_thread(const GemmKernel *kernel, double seconds)
 
 static double cpu_peak_flops(DType dtype)
 {
-    double total = 0;
+    double best = 0;
+    for (int round = 0; round < 5; round++) { /* the best of a few: other programs only slow a round down */
+        double total = 0;
 #pragma omp parallel num_threads(cpu.threads) reduction(+ : total)
-    total += peak_of_thread(&cpu.gemm[dtype], 0.05);
-    return total;
+        total += peak_of_thread(&cpu.gemm[dtype], 0.02);
+        if (total > best) best = total;
+    }
+    return best;
 }
 
 /* ---- the step ---- */
@@ -217,7 +221,7 @@ int cpu_open(const Ops **out, const char *isa, int64_t threads, Error *error)
     int i = choose_isa(isa, error), available = 1;
     if (i < 0) return -1;
 #ifdef _OPENMP
-    available = omp_get_num_procs();
+    available = omp_get_max_threads();
 #endif
     cpu = (CpuState){.threads = threads > 0 ? (int)threads : available};
 #ifndef _OPENMP

@@ -114,16 +114,22 @@ void cpu_operand_from_gradient(Operand *dy, Tensor g, Tensor dbias)
     add_partial_sums(dbias, blocks, 0);
 }
 
-/* One row of dh from du and h, columns c .. c + 15 of F; SwiGLU gives two values: of gate and of up. */
-static inline void activation_gradient(v16 out[2], Tensor du, Tensor h, Activation f, int64_t r, int64_t c)
+/* One row's du and h, in dtype. SwiGLU: h is gate, then up, F each. */
+typedef struct {
+    const void *du, *gate, *up;
+    DType dtype;
+    int64_t F;
+} ActivationRow;
+
+/* Columns c .. c + 15 of dh: out[0], and in SwiGLU out[1] of the up half. */
+static inline void activation_gradient(v16 out[2], const ActivationRow *row, Activation f, int64_t c)
 {
-    int64_t F = du.cols;
-    v16 d = v16_load_row(row_of(du, r), du.dtype, c, F, 0), x = v16_load_row(row_of(h, r), h.dtype, c, F, 0);
+    v16 d = v16_load_row(row->du, row->dtype, c, row->F, 0), x = v16_load_row(row->gate, row->dtype, c, row->F, 0);
     if (f == ACTIVATION_GELU) {
-        out[0] = v16_mul(d, v16_gelu_derivative(x));
+        out[0] = out[1] = v16_mul(d, v16_gelu_derivative(x));
         return;
     }
-    v16 up = v16_load_row(row_of(tensor_cols(h, F, F), r), h.dtype, c, F, 0), one = v16_set1(1), s = v16_sigmoid(x);
+    v16 up = v16_load_row(row->up, row->dtype, c, row->F, 0), one = v16_set1(1), s = v16_sigmoid(x);
     v16 slope = v16_mul(s, v16_fma(x, v16_sub(one, s), one)); /* (x s(x))' = s (1 + x (1 - s)) */
     out[0] = v16_mul(v16_mul(d, up), slope);
     out[1] = v16_mul(d, v16_mul(x, s));
@@ -139,10 +145,11 @@ void cpu_operand_from_activation_backward(Operand *dh, Tensor du, Tensor h, Acti
     for (int64_t b = 0; b < blocks; b++) {
         float *sum = dbias.data ? partial_row(b, 0, F1) : NULL;
         if (sum) memset(sum, 0, (size_t)F1 * sizeof *sum);
-        for (int64_t r = b * SUM_ROWS; r < min_i64(du.rows, (b + 1) * SUM_ROWS); r++)
+        for (int64_t r = b * SUM_ROWS; r < min_i64(du.rows, (b + 1) * SUM_ROWS); r++) {
+            ActivationRow row = {row_of(du, r), row_of(h, r), row_of(tensor_cols(h, F, F), r), du.dtype, F};
             for (int64_t c = 0; c < F; c += 16) {
                 v16 out[2];
-                activation_gradient(out, du, h, f, r, c);
+                activation_gradient(out, &row, f, c);
                 for (int half = 0; half < halves; half++) {
                     v16 v = v16_round_to(du.dtype, out[half]); /* what the BF16 matrix would hold */
                     if (sum) add_to_row(sum + half * F, c, F, v);
@@ -152,6 +159,7 @@ void cpu_operand_from_activation_backward(Operand *dh, Tensor du, Tensor h, Acti
                     }
                 }
             }
+        }
     }
     if (dbias.data) add_partial_sums(dbias, blocks, 0);
 }

@@ -7,10 +7,8 @@
 #include "cpu.h"
 #include "simd.h"
 
-enum { MAX_HEAD_DIM = 256 };
-
 typedef struct { /* one head of one token */
-    float value[MAX_HEAD_DIM], rstd;
+    float value[OPS_MAX_HEAD_DIM], rstd;
 } Head;
 
 static void load_head(Head *head, const void *row, DType dtype, int64_t HD)
