@@ -4,6 +4,7 @@
 #include "file.h"
 #include "hf.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -83,10 +84,11 @@ static StepList list_steps(const char *run_dir, bool sweep)
     char *folder = xformat("%s/checkpoints", run_dir);
     DIR *dir = opendir(folder);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        char *end;
-        if (strncmp(entry->d_name, "step_", 5)) continue;
+        char name[32], *end = entry->d_name + 5;
+        if (strncmp(entry->d_name, "step_", 5) || !isdigit((unsigned char)*end)) continue;
         int64_t step = strtoll(entry->d_name + 5, &end, 10);
-        if (end == entry->d_name + 5) continue;
+        snprintf(name, sizeof name, "step_%08" PRId64, step);
+        if (strncmp(name, entry->d_name, (size_t)(end - entry->d_name)) || name[end - entry->d_name]) continue;
         if (*end == 0) {
             list.step = xrealloc(list.step, (size_t)(list.count + 1) * sizeof *list.step);
             list.step[list.count++] = step;
@@ -107,15 +109,23 @@ static char *step_folder(const char *run_dir, int64_t step, const char *suffix)
     return xformat("%s/checkpoints/step_%08" PRId64 "%s", run_dir, step, suffix);
 }
 
-/* Renamed first, so that a half-deleted folder never looks like a checkpoint. */
-static int delete_checkpoint(const char *run_dir, int64_t step, Error *error)
+/* step_X to step_X.old, which no longer looks like a checkpoint. */
+static int set_aside(const char *run_dir, int64_t step, Error *error)
 {
     char *path = step_folder(run_dir, step, ""), *old = step_folder(run_dir, step, ".old");
     int status = delete_folder(old, error);
     if (!status && rename(path, old)) status = error_set(error, "%s: cannot rename: %s", path, strerror(errno));
+    free(path);
+    free(old);
+    return status;
+}
+
+static int delete_checkpoint(const char *run_dir, int64_t step, Error *error)
+{
+    char *old = step_folder(run_dir, step, ".old");
+    int status = set_aside(run_dir, step, error);
     if (!status) test_stop("delete");
     if (!status) status = delete_folder(old, error);
-    free(path);
     free(old);
     return status;
 }
@@ -127,11 +137,12 @@ int64_t checkpoint_count(const char *run_dir)
     return list.count;
 }
 
-int checkpoint_delete_all(const char *run_dir, Error *error)
+int checkpoint_delete_after(const char *run_dir, int64_t step, Error *error)
 {
     StepList list = list_steps(run_dir, true);
     int status = 0;
-    for (int64_t i = 0; i < list.count && !status; i++) status = delete_checkpoint(run_dir, list.step[i], error);
+    for (int64_t i = list.count - 1; i >= 0 && list.step[i] > step && !status; i--)
+        status = delete_checkpoint(run_dir, list.step[i], error);
     free(list.step);
     return status;
 }
@@ -200,14 +211,6 @@ static int write_tensors(const char *path, const Model *model, const char *const
     return status;
 }
 
-static int write_text(const char *path, const char *text, Error *error)
-{
-    FILE *stream = fopen(path, "w");
-    if (!stream) return error_set(error, "%s: cannot create: %s", path, strerror(errno));
-    int status = file_write(stream, path, text, strlen(text), error);
-    return file_finish(stream, path, error) || status ? -1 : 0;
-}
-
 /* state.json ends with the hash of everything before it, as its last member. Owned by the caller. */
 static const char TAIL[] = ",\n\t\"hash\":\t\"", END[] = "\"\n}\n";
 enum { TAIL_BYTES = sizeof TAIL - 1 + 16 + sizeof END - 1 };
@@ -247,9 +250,9 @@ static int write_files(const char *folder, const Model *model, const RunState *s
     int status = write_tensors(path[0], model, MODEL_PREFIX, MASTER, 1, json_add_object(object, FILES[0]), error);
     if (!status)
         status = write_tensors(path[1], model, OPTIMIZER_PREFIX, MOMENTS, 2, json_add_object(object, FILES[1]), error);
-    if (!status) status = write_text(path[2], config, error);
+    if (!status) status = file_write_text(path[2], config, error);
     if (!status) text = state_text(state, object, config);
-    if (!status) status = write_text(path[3], text, error);
+    if (!status) status = file_write_text(path[3], text, error);
     if (!status) status = sync_folder(folder, error);
     for (int i = 0; i < 4; i++) free(path[i]);
     free(text);
@@ -257,30 +260,49 @@ static int write_files(const char *folder, const Model *model, const RunState *s
     return status;
 }
 
+/* Older ones beyond `keep`. What cannot be deleted is said: the new checkpoint is there all the same. */
+static void prune(const char *run_dir, int64_t newest, int64_t keep)
+{
+    StepList list = list_steps(run_dir, false);
+    int64_t older = 0;
+    Error error;
+    for (int64_t i = 0; i < list.count; i++) older += list.step[i] < newest;
+    for (int64_t i = 0; keep > 0 && i < older - (keep - 1); i++)
+        if (delete_checkpoint(run_dir, list.step[i], &error)) note("note: old checkpoint kept: %s", error.text);
+    free(list.step);
+}
+
+/* `folder` becomes `final`. A complete folder of the same step, from before a resume, is exchanged for it at once where
+ * the system can, else set aside first. */
+static int put_in_place(const char *run_dir, int64_t step, const char *folder, const char *final, Error *error)
+{
+#ifdef RENAME_EXCHANGE
+    if (renameat2(AT_FDCWD, folder, AT_FDCWD, final, RENAME_EXCHANGE) == 0) return delete_folder(folder, error);
+#endif
+    if (access(final, F_OK) == 0 && set_aside(run_dir, step, error)) return -1;
+    return rename(folder, final) ? error_set(error, "%s: cannot rename: %s", folder, strerror(errno)) : 0;
+}
+
 int checkpoint_write(const char *run_dir, const Model *model, const RunState *state, const char *config, int64_t keep,
                      Error *error)
 {
     char *parent = xformat("%s/checkpoints", run_dir), *final = step_folder(run_dir, state->step, "");
     char *folder = step_folder(run_dir, state->step, ".tmp");
+    bool first = access(parent, F_OK) != 0;
     int status = make_folder(parent, error);
-    StepList list = list_steps(run_dir, true);
+    if (!status && first) status = sync_folder(run_dir, error);
+    free(list_steps(run_dir, true).step);
 
     if (!status) status = make_folder(folder, error);
     if (!status) status = write_files(folder, model, state, config, error);
-    for (int64_t i = 0; i < list.count && !status;
-         i++) /* the same step again: after a resume by path, or --overwrite */
-        if (list.step[i] == state->step) status = delete_checkpoint(run_dir, state->step, error);
     if (!status) test_stop("rename");
-    if (!status && rename(folder, final)) status = error_set(error, "%s: cannot rename: %s", folder, strerror(errno));
+    if (!status) status = put_in_place(run_dir, state->step, folder, final, error);
     if (!status) status = sync_folder(parent, error);
     if (!status) test_stop("renamed");
-    if (status) delete_folder(folder, NULL);
-
-    int64_t older = 0;
-    for (int64_t i = 0; i < list.count; i++) older += list.step[i] < state->step;
-    for (int64_t i = 0; keep > 0 && i < older - (keep - 1) && !status; i++)
-        status = delete_checkpoint(run_dir, list.step[i], error);
-    free(list.step);
+    if (status)
+        delete_folder(folder, NULL);
+    else
+        prune(run_dir, state->step, keep);
     free(parent);
     free(final);
     free(folder);
@@ -314,6 +336,7 @@ static int read_state_fields(const Json *object, const char *path, RunState *sta
     if (!json_int(json_get(object, "format_version"), &version) || version != FORMAT_VERSION ||
         !json_int(json_get(object, "step"), &state->step) || !json_int(json_get(object, "seed"), &seed))
         return error_set(error, "%s: not a checkpoint of this version (format_version %d)", path, FORMAT_VERSION);
+    if (state->step < 0 || state->step > INT32_MAX) return error_set(error, "%s: impossible step", path);
     state->seed = (uint64_t)seed;
     if (read_hash(object, "data_hash", path, &state->data_hash, error)) return -1;
     if (read_hash(object, "last_batch_hash", path, &state->last_batch_hash, error)) return -1;
@@ -329,8 +352,10 @@ static Json *read_state(const char *path, RunState *state, uint64_t *config_hash
     Json *object = NULL;
     if (!map) return NULL;
 
-    char *text = xformat("%.*s", (int)bytes, map); /* ends with a zero, as strtoull wants */
-    if (strlen(text) != bytes || !has_own_hash(text, bytes))
+    char *text = xmalloc(bytes + 1); /* ends with a zero, as strcmp wants */
+    memcpy(text, map, bytes);
+    text[bytes] = 0;
+    if (!has_own_hash(text, bytes))
         error_set(error, "%s: damaged or cut short (its hash does not match)", path);
     else
         object = json_parse(text, bytes, path, error);
@@ -379,7 +404,7 @@ static Json *read_config(const char *path, uint64_t expected, Error *error)
     return config;
 }
 
-int checkpoint_verify(const char *dir, RunState *state, Json **config, Error *error)
+int checkpoint_verify(const char *dir, bool optimizer, RunState *state, Json **config, Error *error)
 {
     char *path[4];
     uint64_t config_hash = 0;
@@ -387,7 +412,8 @@ int checkpoint_verify(const char *dir, RunState *state, Json **config, Error *er
     Json *object = read_state(path[3], state, &config_hash, error);
     *config = object ? read_config(path[2], config_hash, error) : NULL;
     int status = *config ? 0 : -1;
-    for (int i = 0; i < 2 && !status; i++) status = verify_tensors(path[i], json_get(object, FILES[i]), error);
+    for (int i = 0; i < (optimizer ? 2 : 1) && !status; i++)
+        status = verify_tensors(path[i], json_get(object, FILES[i]), error);
     if (status) json_free(*config);
     if (status) *config = NULL;
     for (int i = 0; i < 4; i++) free(path[i]);
@@ -443,7 +469,7 @@ int checkpoint_newest(const char *run_dir, char **dir, RunState *state, Json **c
     for (int64_t i = list.count - 1; i >= 0 && !found; i--) {
         Error error;
         *dir = step_folder(run_dir, list.step[i], "");
-        found = checkpoint_verify(*dir, state, config, &error) == 0;
+        found = checkpoint_verify(*dir, true, state, config, &error) == 0;
         if (found) break;
         note("skipped %s: %s", *dir, error.text);
         free(*dir);

@@ -39,8 +39,9 @@ typedef struct {
 int checkpoint_write(const char *run_dir, const Model *model, const RunState *state, const char *config, int64_t keep,
                      Error *error);
 
-/* Reads state and config (owned by the caller) and verifies every hash of the folder. 0 or -1. */
-int checkpoint_verify(const char *dir, RunState *state, Json **config, Error *error);
+/* Reads state and config (owned by the caller) and verifies every hash of the folder; without `optimizer` those of m
+ * and v are left out, and their file may be missing. 0 or -1. */
+int checkpoint_verify(const char *dir, bool optimizer, RunState *state, Json **config, Error *error);
 
 /* Fills masters (and m, v when `optimizer`) from a folder that checkpoint_verify accepted, and checks shapes. 0 or -1.
  */
@@ -50,9 +51,9 @@ int checkpoint_load(const char *dir, Model *model, bool optimizer, Error *error)
  * which ones it skipped and why. 1 found, 0 there is none. */
 int checkpoint_newest(const char *run_dir, char **dir, RunState *state, Json **config);
 
-/* How many step_* folders a run has; and deletes them all. */
+/* How many step_* folders a run has; and deletes those of steps beyond `step` (-1: all). */
 int64_t checkpoint_count(const char *run_dir);
-int checkpoint_delete_all(const char *run_dir, Error *error);
+int checkpoint_delete_after(const char *run_dir, int64_t step, Error *error);
 
 C_END
 #endif

@@ -6,6 +6,7 @@
 #include "evaluate.h"
 #include "generate.h"
 #include "plan.h"
+#include "start.h"
 #include "tokenizer.h"
 
 #include <inttypes.h>
@@ -29,9 +30,9 @@ static void open_checkpoint(Model *model, const Options *options, const Machine 
     Options saved;
     ModelSpec spec;
 
-    if (checkpoint_verify(options->checkpoint, &state, &config, &error)) die("checkpoint: %s", error.text);
+    if (checkpoint_verify(options->checkpoint, false, &state, &config, &error)) die("checkpoint: %s", error.text);
     options_defaults(&saved, VERB_TRAIN);
-    if (options_from_json(&saved, config, options->checkpoint, &error) || trainer_spec(&saved, &spec, &error))
+    if (options_from_json(&saved, config, options->checkpoint, &error) || start_spec(&saved, &spec, &error))
         die("checkpoint %s: its config.json cannot be used: %s", options->checkpoint, error.text);
     spec.train = false;
     spec.generate = B == 0;
@@ -67,19 +68,9 @@ int command_eval(const Options *options, const Machine *machine)
     return 0;
 }
 
-static void print_byte(void *context, int32_t token)
+static void print_token(void *context, int32_t token)
 {
-    char byte[1];
-    (void)context;
-    if (tokenizer_decode(token, byte)) putchar(byte[0]);
-    fflush(stdout);
-}
-
-static void print_id(void *context, int32_t token)
-{
-    (void)context;
-    printf(" %" PRId32, token);
-    fflush(stdout);
+    tokenizer_print(token, ((const Model *)context)->spec.config.V);
 }
 
 /* "12,7,301" -> ids; for models whose vocabulary is not bytes. */
@@ -118,7 +109,7 @@ int command_generate(const Options *options, const Machine *machine)
         length = parse_ids(options->prompt, vocab, prompt);
     if (!length) prompt[length++] = (int32_t)model.spec.eot_token;
     printf("%s", options->prompt);
-    if (generate(&model, prompt, length, &sampling, bytes ? print_byte : print_id, NULL, &error)) die("%s", error.text);
+    if (generate(&model, prompt, length, &sampling, print_token, &model, &error)) die("%s", error.text);
     printf("\n");
     free(prompt);
     model_close(&model);
@@ -130,7 +121,7 @@ int command_plan(const Options *options, const Machine *machine)
     Model model;
     ModelSpec spec;
     Error error;
-    if (trainer_spec(options, &spec, &error) || model_plan(&model, &spec, machine->ops, &error))
+    if (start_spec(options, &spec, &error) || model_plan(&model, &spec, machine->ops, &error))
         die_usage("%s", error.text);
     printf("%s on %s, %d threads\n\n", arch_name(spec.config.arch), machine->ops->name, machine->threads);
     plan_print(&model, spec.micro_steps * spec.B * spec.config.T);

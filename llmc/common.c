@@ -15,11 +15,12 @@ void die_set_hook(void (*hook)(int code)) { die_hook = hook; }
 
 static void report(const char *format, va_list arguments)
 {
+    char line[4096] = "error: "; /* one write, so that the lines of many ranks stay whole */
+    size_t start = strlen(line);
+    vsnprintf(line + start, sizeof line - start - 1, format, arguments);
+    strcat(line, "\n");
     fflush(stdout);
-    fputs("error: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    fflush(stderr);
+    fputs(line, stderr);
 }
 
 LLMC_NORETURN static void end_process(int code)

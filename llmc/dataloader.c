@@ -83,7 +83,7 @@ int64_t dataloader_window(const DataLoader *d, int64_t n)
     const int64_t windows = dataloader_windows(d), epoch = n / windows, place = n % windows;
     if (!d->config.shuffle) return place;
     /* Cycle walking: from inside [0, windows) the bijection's cycle always comes back inside, and where it first does
-     * is itself a bijection. The range is less than 4 x windows, so this takes a few turns. */
+     * is itself a bijection. The range is at most 4 x windows, so this takes a few turns. */
     uint64_t x = (uint64_t)place;
     do x = feistel(d, x, (uint64_t)epoch);
     while (x >= (uint64_t)windows);
@@ -127,6 +127,13 @@ int dataloader_read_window(const DataLoader *d, int64_t window, int32_t *out, Er
 }
 
 int64_t dataloader_windows(const DataLoader *d) { return d->first_window[d->file_count]; }
+
+int64_t dataloader_raw_files(const DataLoader *d)
+{
+    int64_t raw = 0;
+    for (int64_t i = 0; i < d->file_count; i++) raw += d->files[i].raw;
+    return raw;
+}
 
 int64_t dataloader_tokens(const DataLoader *d)
 {
@@ -194,9 +201,23 @@ static void *read_ahead(void *argument)
     return NULL;
 }
 
+static int start_thread(DataLoader *d, Error *error)
+{
+    const size_t step_tokens = (size_t)(d->micro_steps * d->config.B * d->config.T);
+    for (int i = 0; i < 2; i++) {
+        d->slot[i].tokens = xcalloc(step_tokens, sizeof(int32_t));
+        d->slot[i].targets = xcalloc(step_tokens, sizeof(int32_t));
+    }
+    int code = pthread_create(&d->thread, NULL, read_ahead, d);
+    if (code) return error_set(error, "cannot start the data thread: %s", strerror(code));
+    d->started = true;
+    return 0;
+}
+
 int dataloader_next(DataLoader *d, StepData *data, Error *error)
 {
     const double start = now_seconds();
+    if (!d->started && start_thread(d, error)) return -1;
     pthread_mutex_lock(&d->mutex);
     d->released = d->taken;
     pthread_cond_signal(&d->changed);
@@ -240,14 +261,6 @@ static int check_config(const DataLoaderConfig *c, int64_t first_step, Error *er
     return 0;
 }
 
-static int start_thread(DataLoader *d, Error *error)
-{
-    int code = pthread_create(&d->thread, NULL, read_ahead, d);
-    if (code) return error_set(error, "cannot start the data thread: %s", strerror(code));
-    d->started = true;
-    return 0;
-}
-
 DataLoader *dataloader_open(const DataLoaderConfig *config, int64_t first_step, Error *error)
 {
     if (check_config(config, first_step, error)) return NULL;
@@ -261,14 +274,8 @@ DataLoader *dataloader_open(const DataLoaderConfig *config, int64_t first_step, 
 
     int result = token_files_open(&d->files, &d->file_count, config->pattern, error);
     if (result == 0) {
-        const size_t step_tokens = (size_t)(d->micro_steps * config->B * config->T);
         lay_out_windows(d);
         d->window = xcalloc((size_t)config->T + 1, sizeof *d->window);
-        for (int i = 0; i < 2; i++) {
-            d->slot[i].tokens = xcalloc(step_tokens, sizeof(int32_t));
-            d->slot[i].targets = xcalloc(step_tokens, sizeof(int32_t));
-        }
-        result = start_thread(d, error);
     }
     if (result == 0) return d;
     dataloader_close(d);

@@ -38,12 +38,13 @@ typedef struct {
     int64_t vocab; /* tokens at or beyond it are an error, found when read: names file and position */
 } DataLoaderConfig;
 
-/* Opens and checks every file, starts the reading thread at step `first_step`. NULL with the reason on failure. */
+/* Opens and checks every file; the first dataloader_next starts the reading thread, at step `first_step`. NULL with the reason on failure. */
 DataLoader *dataloader_open(const DataLoaderConfig *config, int64_t first_step, Error *error);
 void dataloader_close(DataLoader *loader); /* NULL is fine */
 
-int64_t dataloader_windows(const DataLoader *loader); /* W */
-int64_t dataloader_tokens(const DataLoader *loader);  /* in all files */
+int64_t dataloader_windows(const DataLoader *loader);   /* W */
+int64_t dataloader_tokens(const DataLoader *loader);    /* in all files */
+int64_t dataloader_raw_files(const DataLoader *loader); /* files without a header, taken as uint16 */
 /* Of names without folder, token counts, first and last tokens: does a resumed run read the same files? */
 uint64_t dataloader_file_list_hash(const DataLoader *loader);
 

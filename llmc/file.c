@@ -57,11 +57,28 @@ int file_finish(FILE *stream, const char *path, Error *error)
     return result;
 }
 
+int file_write_text(const char *path, const char *text, Error *error)
+{
+    char *fresh = xformat("%s.tmp", path);
+    FILE *stream = fopen(fresh, "w");
+    int result = stream ? file_write(stream, fresh, text, strlen(text), error) : write_failed(fresh, error);
+    if (stream && file_finish(stream, fresh, result ? NULL : error)) result = -1;
+    if (result == 0 && rename(fresh, path)) result = write_failed(path, error);
+    if (result) remove(fresh);
+    free(fresh);
+    return result;
+}
+
 static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 /* Appends the paths that match one pattern to *paths, sorted. */
 static int list_pattern(const char *pattern, char ***paths, int64_t *count, Error *error)
 {
+    if (access(pattern, F_OK) == 0) { /* a name, whatever signs are in it */
+        *paths = xrealloc(*paths, (size_t)(*count + 1) * sizeof **paths);
+        (*paths)[(*count)++] = xstrdup(pattern);
+        return 0;
+    }
     glob_t found;
     int code = glob(pattern, GLOB_NOSORT, NULL, &found);
     if (code == GLOB_NOMATCH) return error_set(error, "no file matches \"%s\"; check the path", pattern);

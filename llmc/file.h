@@ -23,8 +23,12 @@ int file_write(FILE *stream, const char *path, const void *data, size_t bytes, E
 /* Flushes to the disk (fsync) and closes; the stream is closed in any case. */
 int file_finish(FILE *stream, const char *path, Error *error);
 
-/* `patterns`: a glob pattern, or several separated by commas. *paths: those of the first pattern, sorted by bytes (the
- * same in every locale), then of the next ...; a pattern without a match is an error. Freed by file_list_free. */
+/* A whole text file, complete or as it was: beside (PATH.tmp), flushed, renamed. 0 or -1. */
+int file_write_text(const char *path, const char *text, Error *error);
+
+/* `patterns`: a file's name, a glob pattern, or several separated by commas. *paths: those of the first pattern, sorted
+ * by bytes (the same in every locale), then of the next ...; a pattern without a match is an error. Freed by
+ * file_list_free. */
 int file_list(const char *patterns, char ***paths, int64_t *count, Error *error);
 void file_list_free(char **paths, int64_t count);
 

@@ -211,6 +211,13 @@ void gpt_set_shape(GPT *gpt, const Shape *shape)
     if (gpt->phase >= 0) lay_out(gpt);
 }
 
+static void set_formats(Linear *w, const LinearFormats *f)
+{
+    w->formats = *f;
+    w->weight.row.format = f->w_row;
+    w->weight.col.format = f->w_col;
+}
+
 /* The recipe's formats for this step. On a change, activations are laid out anew in the same memory, which was planned
  * for the widest phase; nothing lives in it between steps. */
 void gpt_enter_phase(GPT *gpt, uint32_t step)
@@ -223,12 +230,12 @@ void gpt_enter_phase(GPT *gpt, uint32_t step)
     for (int64_t l = 0; l < gpt->config->L; l++) {
         const LinearFormats *f = &r->formats[(phase * gpt->config->L + l) * PROJ_COUNT];
         Block *w = &gpt->block[l];
-        w->qkv.formats = f[PROJ_QKV];
-        w->o.formats = f[PROJ_O];
-        w->up.formats = f[PROJ_UP];
-        w->down.formats = f[PROJ_DOWN];
+        set_formats(&w->qkv, &f[PROJ_QKV]);
+        set_formats(&w->o, &f[PROJ_O]);
+        set_formats(&w->up, &f[PROJ_UP]);
+        set_formats(&w->down, &f[PROJ_DOWN]);
     }
-    gpt->head.formats = r->head;
+    set_formats(&gpt->head, &r->head);
     gpt->phase = phase;
     lay_out(gpt);
     gpt->hooks.prepare_weights(gpt->hooks.context);
@@ -367,7 +374,7 @@ void gpt_tie_head(GPT *gpt)
 {
     Linear *head = &gpt->head;
     head->weight = (Operand){.rows = gpt->wte.rows, .cols = gpt->wte.cols, .layer = (int)gpt->config->L};
-    head->weight.row = head->weight.col = (View){gpt->recipe->head.w_row, gpt->wte.data};
+    head->weight.row.data = head->weight.col.data = gpt->wte.data;
     head->dW = gpt->dwte;
 }
 

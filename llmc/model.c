@@ -43,7 +43,7 @@ static void lay_out(Model *model)
     arena->purpose = PURPOSE_WORKSPACE;
     model->tokens = arena_take(arena, tokens * (size_t)s->micro_steps);
     model->targets = arena_take(arena, tokens * (size_t)s->micro_steps);
-    model->first_key = arena_take(arena, tokens * (size_t)s->micro_steps);
+    if (s->document_mask) model->first_key = arena_take(arena, tokens * (size_t)s->micro_steps);
     model->loss = arena_take(arena, sizeof *model->loss);
 
     model->need = (Need){0};

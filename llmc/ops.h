@@ -7,7 +7,7 @@
  * Rules for all entries
  *   Memory   No op allocates. Tensors come from the arena; so does the backend's workspace, given once.
  *   Order    Ops run in the order of the calls, as if each had finished before the next began: a CPU does just that, a
- *            GPU issues to its one compute stream and the host runs ahead. No op waits for the device but `sync`.
+ *            GPU issues to its one compute stream and the host runs ahead. No op waits for the device but `copy_out`.
  *   Errors   A wrong shape or format is a bug: die with the op's name. NaN/Inf is data, not an error: adamw changes
  *            nothing when the step's result was not finite.
  *   Random   begin_step gives seed and step, begin_micro_step the first global token row; layer and role are in the
@@ -69,7 +69,7 @@ typedef struct {
 
 typedef struct {       /* 16-row-aligned rows of one parameter: what one rank updates */
     Tensor master;     /* [rows, cols] BF16 or FP32 */
-    Tensor grad, m, v; /* [rows, cols] FP32; grad is left at zero */
+    Tensor grad, m, v; /* [rows, cols] FP32; grad is left at zero, but for a step that was not finite */
     int64_t row0;      /* of the whole parameter: Philox row */
     int layer;         /* Philox fields */
     uint8_t role;
@@ -88,7 +88,6 @@ typedef struct {
     void (*copy_out)(void *host, const void *src, size_t bytes); /* waits for what was issued before */
     void (*copy)(Tensor dst, Tensor src);                        /* same shape; converts FP32 <-> BF16 (nearest) */
     void (*zero)(Tensor t);
-    void (*sync)(void);                /* the host waits for all */
     double (*peak_flops)(DType dtype); /* FLOP/s that matrix products could reach: measured once, or the data sheet's */
     void (*begin_step)(const Step *step);
     void (*begin_micro_step)(int64_t row0); /* global row of this micro-batch's first token: (m R + r) N */

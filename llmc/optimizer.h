@@ -25,7 +25,7 @@ void optimizer_create(Optimizer *optimizer, Zero *zero, int64_t micro_batches, A
 /* After gpt_gradients: updates masters, m and v, and prepares the weights. `tokens` of the global batch. */
 StepResult optimizer_step(Optimizer *optimizer, int64_t tokens);
 
-typedef struct { /* gradient of one parameter, for messages: read it before optimizer_step */
+typedef struct { /* gradient of one parameter, for messages; of the last optimizer_step */
     double norm;
     bool finite;
 } GradientReport;

@@ -69,13 +69,13 @@ _Static_assert(sizeof(Arch) == sizeof(unsigned) && sizeof(LrSchedule) == sizeof(
 #key, TYPE_STRING, verbs, FIELD(key), fallback, 0, 0, choices, help                                            \
     }
 
-static const double STEPS_MAX = 0x1p31 - 1; /* a step and a row of the global batch are 32-bit fields of Philox */
+#define STEPS_MAX (0x1p31 - 1) /* a step and a row of the global batch are 32-bit fields of Philox */
 
 /* clang-format off */
 static const Option OPTIONS[] = {
     {"config", TYPE_CONFIG, ALL, 0, "", 0, 0, NULL, "JSON of options, or a run's config.json"},
 
-    HEADING("model (0: derived)"),
+    HEADING("model"),
     ENUM(arch, "llama", "gpt2|llama|qwen3", MODEL, ""),
     INT(layers, "6", 1, CONFIG_MAX_LAYERS, MODEL, "transformer blocks"),
     INT(hidden, "192", 1, CONFIG_MAX_HIDDEN, MODEL, "width of the residual stream"),
@@ -111,8 +111,8 @@ static const Option OPTIONS[] = {
     NUM(grad_clip, "1.0", 0, 1e9, TRAIN, "largest gradient norm; 0: off"),
     INT(seed, "1", 0, 0x1p53, TRAIN | GENERATE, "of all random numbers"),
     ENUM(precision, "bf16", "fp32|bf16", MODEL, ""),
-    ENUM(master, "default", "default|bf16|fp32", MODEL, "weights kept"),
-    ENUM(recompute, "none", "none|operands|block", MODEL, "less memory"),
+    ENUM(master, "default", "default|bf16|fp32", MODEL, "fp32 for fp32, else bf16"),
+    ENUM(recompute, "none", "none|operands|block", MODEL, "less memory, same bits"),
     BOOL(document_mask, "false", MODEL, "attention stays within a document"),
     INT(eot_token, "-1", -1, CONFIG_MAX_VOCAB, TRAIN, "starts a document; -1: vocab - 1"),
 
@@ -121,7 +121,7 @@ static const Option OPTIONS[] = {
     TEXT(val_data, "", NULL, TRAIN, "same; none: no validation"),
     INT(val_every, "100", 0, STEPS_MAX, TRAIN, "steps; 0: never (so all *_every)"),
     INT(val_batches, "20", 1, STEPS_MAX, TRAIN, "micro-batches of a validation"),
-    INT(sample_every, "0", 0, STEPS_MAX, TRAIN, "steps between samples"),
+    INT(sample_every, "0", 0, STEPS_MAX, MODEL, "steps between samples"),
     INT(sample_tokens, "128", 1, 1 << 20, TRAIN, "tokens of a sample"),
     INT(checkpoint_every, "0", 0, STEPS_MAX, TRAIN, "steps between checkpoints"),
     INT(keep_checkpoints, "2", 0, STEPS_MAX, TRAIN, "newest ones that stay; 0: all"),
@@ -487,7 +487,10 @@ int options_model(const Options *o, GPTConfig *config, Error *error)
         .init_std = (float)o->init_std,
         .embedding_init_std = (float)o->embedding_init_std,
     };
-    return config_finish(config, error);
+    if (config_finish(config, error)) return -1;
+    if (o->eot_token >= o->vocab)
+        return error_set(error, "eot_token %" PRId64 " is not below vocab %" PRId64, o->eot_token, o->vocab);
+    return 0;
 }
 
 static int check_batch(const Options *o, Error *error)
@@ -509,14 +512,13 @@ static int options_check(const Options *options, Error *error)
         if (takes(options->verb, o) && o->verbs & REQUIRED && !**(char *const *)((const char *)options + o->offset))
             return error_set(error, "%s needs --%s: %s", verb_name(options->verb), o->key, o->help);
 
+    if (options->verb == VERB_COMPARE && options->max_gap < 0 && options->max_gap != -1)
+        return error_set(error, "max_gap %g must be at least 0 (or left out)", options->max_gap);
     if (options->verb == VERB_COMPARE && !*options->compare_b)
         return error_set(error, "compare needs two runs: compare RUN_A RUN_B");
     if (options->verb != VERB_TRAIN && options->verb != VERB_PLAN) return 0;
 
     if (options_model(options, &config, error) || check_batch(options, error)) return -1;
-    if (options->eot_token >= options->vocab)
-        return error_set(error, "eot_token %" PRId64 " is not below vocab %" PRId64, options->eot_token,
-                         options->vocab);
     return 0;
 }
 

@@ -113,7 +113,7 @@ static int read_metadata(const Buffer *b, const Json *json, StFile *file)
     return 0;
 }
 
-/* By place in the file; of empty tensors at the same place, the one the header names first. */
+/* By place in the file. */
 static int compare_places(const void *a, const void *b)
 {
     const StTensor *x = a, *y = b;

@@ -12,6 +12,8 @@ const char *purpose_name(Purpose purpose)
 void *arena_take(Arena *arena, size_t bytes)
 {
     size_t start = arena->used;
+    if (bytes > (size_t)1 << 60 || start > (size_t)1 << 60)
+        die("this model and batch would take more than 2^60 bytes; make them smaller");
     arena->used += (bytes + 255) / 256 * 256;
     if (arena->used > arena->peak) {
         arena->bytes[arena->purpose] += arena->used - arena->peak;

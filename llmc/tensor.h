@@ -103,7 +103,7 @@ typedef enum {
     PURPOSE_RESIDUAL,  /* x of every block: lives from forward to backward whatever is recomputed */
     PURPOSE_SAVED,     /* the rest that a block saves for its backward */
     PURPOSE_SCRATCH,   /* lives within one block or one classifier chunk; KV cache */
-    PURPOSE_WORKSPACE, /* the backend's own: panels of matrix products, partial sums */
+    PURPOSE_WORKSPACE, /* panels of matrix products, partial sums, batches, RoPE table, pieces of sums */
     PURPOSE_COUNT
 } Purpose;
 

@@ -45,6 +45,14 @@ static int read_header(TokenFile *file, const TokenFormat *format, Error *error)
     return 0;
 }
 
+/* Printable ASCII and white space only, as far as 4 kB go. */
+static bool is_text(const unsigned char *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes && i < 4096; i++)
+        if (data[i] > 126 || (data[i] < 32 && !strchr("\t\n\v\f\r", data[i])) || data[i] == 0) return false;
+    return true;
+}
+
 static int read_format(TokenFile *file, Error *error)
 {
     int32_t magic = 0;
@@ -54,6 +62,10 @@ static int read_format(TokenFile *file, Error *error)
     if (file->map_bytes % 2)
         return error_set(error, "%s: not a token file: no known header, and an odd size (%zu bytes)", file->path,
                          file->map_bytes);
+    if (is_text(file->map, file->map_bytes))
+        return error_set(error, "%s: this is text, not tokens; make a token file of it with the verb tokenize",
+                         file->path);
+    file->raw = true;
     file->tokens = (int64_t)(file->map_bytes / 2);
     file->token_bytes = 2;
     file->data = file->map;
@@ -89,20 +101,6 @@ void token_file_read(const TokenFile *file, int64_t first, int64_t count, int32_
     } else {
         memcpy(out, (const int32_t *)file->data + first, (size_t)count * sizeof *out);
     }
-}
-
-int token_file_check_range(const TokenFile *file, int64_t vocab, Error *error)
-{
-    int32_t piece[PIECE_TOKENS];
-    for (int64_t first = 0; first < file->tokens; first += PIECE_TOKENS) {
-        int64_t count = min_i64(PIECE_TOKENS, file->tokens - first);
-        token_file_read(file, first, count, piece);
-        for (int64_t i = 0; i < count; i++)
-            if ((uint32_t)piece[i] >= vocab)
-                return error_set(error, "%s: token %" PRIu32 " at position %" PRId64 ", the vocabulary is %" PRId64,
-                                 file->path, (uint32_t)piece[i], first + i, vocab);
-    }
-    return 0;
 }
 
 int token_files_open(TokenFile **files, int64_t *count, const char *pattern, Error *error)

@@ -5,6 +5,7 @@
 #include "token_file.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,22 +44,38 @@ static int append_file(TokenWriter *w, const char *path, char *text, int32_t *to
     return result;
 }
 
+void tokenizer_print(int32_t token, int64_t vocab)
+{
+    char byte[1];
+    if (vocab != BYTE_TOKENIZER_VOCAB)
+        printf(" %" PRId32, token);
+    else if (tokenizer_decode(token, byte))
+        putchar(byte[0]);
+    fflush(stdout);
+}
+
 int tokenize_files(const char *inputs, const char *output, int64_t *tokens, int64_t *files, Error *error)
 {
     char **paths;
     int64_t count, total = 0, expected = 0;
+    int result = 0;
+    struct stat in, out;
+    bool exists = stat(output, &out) == 0;
     if (file_list(inputs, &paths, &count, error)) return -1;
-    TokenWriter *w = token_writer_open(output, sizeof(uint16_t), error);
-    int result = w ? 0 : -1;
+    for (int64_t i = 0; i < count; i++) {
+        if (stat(paths[i], &in)) continue; /* append_file says why */
+        expected += in.st_size + 1;
+        if (exists && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+            result = error_set(error, "%s is input and output at once; choose another output", output);
+    }
+
+    TokenWriter *w = result ? NULL : token_writer_open(output, sizeof(uint16_t), error);
+    if (!w) result = -1;
     char *text = xmalloc(PIECE_BYTES);
     int32_t *piece = xcalloc(PIECE_BYTES, sizeof *piece);
-
-    for (int64_t i = 0; i < count; i++) { /* for the progress bar only */
-        struct stat status;
-        if (stat(paths[i], &status) == 0) expected += status.st_size + 1;
-    }
     for (int64_t i = 0; i < count && result == 0; i++)
         result = append_file(w, paths[i], text, piece, &total, expected, error);
+    progress("tokens", expected, expected);
     if (w && result == 0)
         result = token_writer_close(w, error);
     else if (w)
@@ -67,10 +84,8 @@ int tokenize_files(const char *inputs, const char *output, int64_t *tokens, int6
     free(piece);
     free(text);
     file_list_free(paths, count);
-    progress("tokens", expected, expected);
-    if (result == 0) {
-        *tokens = total;
-        *files = count;
-    }
-    return result;
+    if (result) return -1;
+    *tokens = total;
+    *files = count;
+    return 0;
 }

@@ -19,6 +19,9 @@ void tokenizer_encode(const char *text, size_t bytes, int32_t *out);
 /* One token to bytes: returns how many (1, or 0 for end-of-text and anything beyond the vocabulary). */
 size_t tokenizer_decode(int32_t token, char out[1]);
 
+/* A token as a reader sees it, to stdout: the byte, or for other vocabularies " id". */
+void tokenizer_print(int32_t token, int64_t vocab);
+
 /* `inputs`: a glob pattern, or several separated by commas; sorted by name within a pattern. Prints nothing. On success
  * fills *tokens and *files. 0, or -1 with the reason; an existing output is replaced only at the end (rename). */
 int tokenize_files(const char *inputs, const char *output, int64_t *tokens, int64_t *files, Error *error);

@@ -4,19 +4,23 @@
 #include "checkpoint.h"
 #include "dataloader.h"
 #include "evaluate.h"
+#include "file.h"
 #include "generate.h"
 #include "logger.h"
 #include "mathfn.h"
 #include "plan.h"
+#include "start.h"
 #include "tokenizer.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -48,22 +52,6 @@ static void on_signal(int number)
 }
 
 /* ---- set-up ---- */
-
-int trainer_spec(const Options *o, ModelSpec *spec, Error *error)
-{
-    *spec = (ModelSpec){.precision = o->precision,
-                        .master = o->master,
-                        .train = true,
-                        .generate = o->sample_every > 0,
-                        .B = o->batch,
-                        .recompute = o->recompute,
-                        .document_mask = o->document_mask};
-    if (options_model(o, &spec->config, error)) return -1;
-    int64_t micro_batch = o->batch * spec->config.T;
-    spec->eot_token = o->eot_token >= 0 ? o->eot_token : spec->config.V - 1;
-    spec->micro_steps = o->global_batch_tokens ? o->global_batch_tokens / micro_batch : 1;
-    return 0;
-}
 
 static DataLoader *open_data(const Trainer *t, const char *pattern, bool train, int64_t first_step)
 {
@@ -97,129 +85,6 @@ static void make_folders(const char *path)
     free(copy);
 }
 
-static bool holds_a_run(const char *run_dir)
-{
-    char *log = xformat("%s/log.jsonl", run_dir);
-    bool there = access(log, F_OK) == 0 || checkpoint_count(run_dir) > 0;
-    free(log);
-    return there;
-}
-
-/* The options with nothing of the model left to be derived, so that two runs can be compared key by key. */
-static Json *resolved_options(const Options *options, const ModelSpec *spec)
-{
-    const GPTConfig *c = &spec->config;
-    bool fp32 = spec->precision == PRECISION_FP32 || spec->master == MASTER_FP32;
-    Options o = *options; /* its strings belong to `options` */
-    o.kv_heads = c->NKV;
-    o.head_dim = c->HD;
-    o.ffn = c->F;
-    o.norm_eps = (double)c->norm_eps;
-    o.eot_token = spec->eot_token;
-    o.global_batch_tokens = spec->micro_steps * spec->B * c->T;
-    o.master = fp32 ? MASTER_FP32 : MASTER_BF16;
-    Json *object = json_new_object();
-    options_to_json(&o, object);
-    return object;
-}
-
-/* What must not change over a resume, because the continuation would silently be another run; other shapes often fit
- * into the same tensors. What may change is said. */
-static void check_same_options(const Trainer *t, const char *dir, const Json *config)
-{
-    static const char FIXED[] = " arch layers hidden heads kv_heads head_dim ffn vocab seq_len tie_embeddings norm_eps "
-                                "rope_theta rope_scaling_factor rope_scaling_low_freq_factor "
-                                "rope_scaling_high_freq_factor rope_scaling_original_context precision master "
-                                "document_mask eot_token ";
-    static const char FREE[] = " batch global_batch_tokens steps lr lr_schedule warmup_steps final_lr_fraction "
-                               "wsd_decay_fraction weight_decay beta1 beta2 eps grad_clip ";
-    Options saved;
-    ModelSpec spec;
-    Error error;
-    options_defaults(&saved, VERB_TRAIN);
-    if (options_from_json(&saved, config, dir, &error) || trainer_spec(&saved, &spec, &error))
-        die("resume: %s: its config.json cannot be used: %s", dir, error.text);
-    Json *before = resolved_options(&saved, &spec), *now = resolved_options(t->options, &t->model.spec);
-    for (const Json *option = json_first(now); option; option = json_next(option)) {
-        const char *key = json_key(option);
-        char *was = json_print(json_get(before, key), false), *is = json_print(option, false);
-        char *word = xformat(" %s ", key);
-        if (strcmp(was, is) && strstr(FIXED, word))
-            die("resume: %s is %s in %s and %s now; give the same, or start a new run", key, was, dir, is);
-        if (strcmp(was, is) && strstr(FREE, word))
-            note("note: %s is %s in %s and %s now; the run goes on with the new value", key, was, dir, is);
-        free(was);
-        free(is);
-        free(word);
-    }
-    json_free(before);
-    json_free(now);
-    options_free(&saved);
-}
-
-static void check_same_run(const Trainer *t, const char *dir, const Json *config)
-{
-    check_same_options(t, dir, config);
-    if (t->state.seed != (uint64_t)t->options->seed)
-        die("resume: %s was trained with --seed %" PRIu64 "; give the same seed (it is in config.json)", dir,
-            t->state.seed);
-    if (t->state.file_list_hash != dataloader_file_list_hash(t->data))
-        die("resume: the training files are not those that %s was trained on (names, sizes or tokens differ); restore "
-            "them, or start a new run",
-            dir);
-}
-
-/* Reads the last consumed step again: the same bits, or the data changed behind our back. */
-static void check_receipt(Trainer *t, const char *dir)
-{
-    StepData data;
-    Error error;
-    if (t->state.step == 0) return;
-    if (dataloader_next(t->data, &data, &error)) die("train_data: %s", error.text);
-    if (data.hash != t->state.last_batch_hash)
-        die("resume: the batch of step %" PRId64 " is not the one that %s was trained on; batch, global_batch_tokens, "
-            "seq_len and the files must be the same",
-            t->state.step, dir);
-}
-
-/* Is this checkpoint one of the run in run_dir? */
-static bool belongs_to(const char *checkpoint, const char *run_dir)
-{
-    char *above = xformat("%s/../..", checkpoint), *a = realpath(above, NULL), *b = realpath(run_dir, NULL);
-    bool same = a && b && strcmp(a, b) == 0;
-    free(above);
-    free(a);
-    free(b);
-    return same;
-}
-
-/* Finds what to start from, before anything is printed or changed. Returns the checkpoint's folder or NULL. */
-static char *choose_start(Trainer *t, Json **config)
-{
-    const Options *o = t->options;
-    char *dir = NULL;
-    Error error;
-    if (strcmp(o->resume, "never") == 0) {
-        if (holds_a_run(o->run_dir) && !o->overwrite)
-            die_usage("run_dir %s holds a run already; continue it with --resume auto, or replace it with --overwrite",
-                      o->run_dir);
-        return NULL;
-    }
-    if (o->overwrite) die_usage("--overwrite and --resume exclude each other");
-    if (strcmp(o->resume, "auto") == 0) {
-        if (!checkpoint_newest(o->run_dir, &dir, &t->state, config)) {
-            if (checkpoint_count(o->run_dir))
-                die("resume: no checkpoint in %s is complete; start anew with --overwrite", o->run_dir);
-            return NULL;
-        }
-        return dir;
-    }
-    if (holds_a_run(o->run_dir) && !belongs_to(o->resume, o->run_dir))
-        die_usage("run_dir %s holds another run than that of %s; choose another --run_dir", o->run_dir, o->resume);
-    if (checkpoint_verify(o->resume, &t->state, config, &error)) die("resume: %s", error.text);
-    return xstrdup(o->resume);
-}
-
 /* config.json: the options, and what was resolved from them. */
 static char *config_text(const Trainer *t)
 {
@@ -243,18 +108,12 @@ static char *config_text(const Trainer *t)
     return text;
 }
 
-/* Beside and renamed: when the disk is full, the one of the run so far stays. */
 static void write_config(const Trainer *t)
 {
-    char *path = xformat("%s/config.json", t->options->run_dir), *fresh = xformat("%s.new", path);
-    FILE *stream = fopen(fresh, "w");
-    if (!stream || fputs(t->config_text, stream) < 0 || fclose(stream) || rename(fresh, path)) {
-        int reason = errno;
-        remove(fresh);
-        die("%s: cannot write: %s", path, strerror(reason));
-    }
+    char *path = xformat("%s/config.json", t->options->run_dir);
+    Error error;
+    if (file_write_text(path, t->config_text, &error)) die("%s", error.text);
     free(path);
-    free(fresh);
 }
 
 static void print_header(const Trainer *t, const char *from)
@@ -273,18 +132,44 @@ static void print_header(const Trainer *t, const char *from)
     printf("data        %" PRId64 " tokens, %" PRId64 " windows; a step is %" PRId64 " tokens in %" PRId64
            " micro-batches of %" PRId64 " x %" PRId64 "\n",
            dataloader_tokens(t->data), dataloader_windows(t->data), t->global_batch, s->micro_steps, s->B, c->T);
+    if (dataloader_raw_files(t->data))
+        printf("            %" PRId64 " of the files have no header and are read as uint16\n",
+               dataloader_raw_files(t->data));
     printf("run         %s, %" PRId64 " steps%s%s\n\n", t->options->run_dir, t->options->steps,
            from ? ", continued from " : "", from ? from : "");
     fflush(stdout);
 }
 
+/* Every token that validation will read, so that a bad one is found now and not after an hour. */
+static void check_validation(const Trainer *t)
+{
+    int64_t T = t->model.spec.config.T, windows = dataloader_windows(t->val);
+    int32_t *window = xmalloc((size_t)(T + 1) * sizeof *window);
+    Error error;
+    for (int64_t w = 0; w < min_i64(windows, t->options->val_batches * t->model.spec.B); w++)
+        if (dataloader_read_window(t->val, w, window, &error)) die("val_data: %s", error.text);
+    free(window);
+}
+
+/* One process a run folder: the lock goes with the process, however it ends. */
+static void lock_run(const char *run_dir)
+{
+    char *path = xformat("%s/.lock", run_dir);
+    int fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+    if (fd < 0) die("%s: cannot open: %s", path, strerror(errno));
+    if (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        die("run_dir %s: another process is training there; wait for it, or choose another --run_dir", run_dir);
+    free(path); /* fd stays open until the process ends */
+}
+
+/* Opens and checks all that the run reads; then the run folder changes. */
 static void start(Trainer *t)
 {
     const Options *o = t->options;
     Error error;
-    Json *config = NULL;
+    Start from;
     ModelSpec spec;
-    if (trainer_spec(o, &spec, &error)) die_usage("%s", error.text);
+    if (start_spec(o, &spec, &error)) die_usage("%s", error.text);
     t->model.spec = spec;
     t->global_batch = spec.micro_steps * spec.B * spec.config.T;
     t->schedule = (Schedule){.kind = o->lr_schedule,
@@ -294,36 +179,44 @@ static void start(Trainer *t)
                              .steps = o->steps,
                              .warmup_steps = o->warmup_steps};
 
-    char *from = choose_start(t, &config);
-    t->data = open_data(t, o->train_data, true, from && t->state.step ? t->state.step - 1 : 0);
+    start_choose(&from, o);
+    t->data = open_data(t, o->train_data, true, start_first_step(&from));
     if (*o->val_data && o->val_every) t->val = open_data(t, o->val_data, false, 0);
-    if (from) check_same_run(t, from, config);
-    if (from) check_receipt(t, from);
+    if (t->val) check_validation(t);
+    start_check(&from, o, &spec, t->data);
+    t->state = from.state;
+    t->saved_step = from.dir ? from.state.step : -1;
     if (model_open(&t->model, &spec, t->machine->ops, &error)) die_usage("%s", error.text);
-    if (from && checkpoint_load(from, &t->model, true, &error)) die("resume: %s", error.text);
-    if (from && zero_state_hash(&t->model.zero) != t->state.state_hash)
-        die("resume: the state read from %s is not the one that was saved; this is a bug", from);
+    if (from.dir && checkpoint_load(from.dir, &t->model, true, &error)) die("resume: %s", error.text);
+    if (from.dir && zero_state_hash(&t->model.zero) != t->state.state_hash)
+        die("resume: the state read from %s is not the one that was saved; this is a bug", from.dir);
 
-    /* From here on the run folder changes. */
     make_folders(o->run_dir);
-    if (!from && checkpoint_delete_all(o->run_dir, &error)) die("run_dir: %s", error.text);
-    if (!from) {
-        zero_init_params(&t->model.zero, (uint64_t)o->seed);
-        t->state = (RunState){.seed = (uint64_t)o->seed, .file_list_hash = dataloader_file_list_hash(t->data)};
-    }
-    t->saved_step = from ? t->state.step : -1;
+    lock_run(o->run_dir);
+    if (checkpoint_delete_after(o->run_dir, t->saved_step, &error)) die("run_dir: %s", error.text);
+    if (!from.dir) zero_init_params(&t->model.zero, (uint64_t)o->seed);
+    t->state.file_list_hash = dataloader_file_list_hash(t->data);
     gpt_enter_phase(&t->model.gpt, (uint32_t)t->state.step);
-    t->log = logger_open(o->run_dir, from ? t->state.step : -1, &error);
+    t->log = logger_open(o->run_dir, t->saved_step, &error);
     if (!t->log) die("%s", error.text);
     t->config_text = config_text(t);
     write_config(t);
     t->peak_flops = t->model.ops->peak_flops(t->model.recipe.act);
-    print_header(t, from);
-    json_free(config);
-    free(from);
+    print_header(t, from.dir);
+    start_free(&from);
 }
 
 /* ---- one step ---- */
+
+static void save(Trainer *t)
+{
+    Error error;
+    t->state.state_hash = zero_state_hash(&t->model.zero);
+    if (checkpoint_write(t->options->run_dir, &t->model, &t->state, t->config_text, t->options->keep_checkpoints,
+                         &error))
+        die("checkpoint of step %" PRId64 ": %s; the checkpoints before are as they were", t->state.step, error.text);
+    t->saved_step = t->state.step;
+}
 
 static void print_layers(const Trainer *t)
 {
@@ -339,14 +232,16 @@ static void print_layers(const Trainer *t)
                 optimizer_gradient(&t->model.optimizer, i).norm);
 }
 
+static const char *instead_of(const Options *options) { return options->overwrite ? " instead of --overwrite" : ""; }
+
 static void stop_not_finite(const Trainer *t, const StepResult *r)
 {
     print_layers(t);
     die("step %" PRId64 ": %s is %g; weights and moments are those of step %" PRId64
-        ". Replay: the same command with --resume auto%s; a lower --lr may help, in a new run "
+        ". Replay: the same command with --resume auto%s%s; a lower --lr may help, in a new run "
         "--precision fp32 or a longer --warmup_steps too",
         t->state.step + 1, isfinite(r->loss) ? "the gradient norm" : "the loss",
-        isfinite(r->loss) ? r->grad_norm : r->loss, t->state.step,
+        isfinite(r->loss) ? r->grad_norm : r->loss, t->state.step, instead_of(t->options),
         checkpoint_count(t->options->run_dir) ? "" : " (no checkpoint yet: it starts from step 0)");
 }
 
@@ -358,7 +253,10 @@ static StepResult train_step(Trainer *t, Step *step, double *wait_ms)
     int64_t N = s->B * s->config.T;
     StepData data;
     Error error;
-    if (dataloader_next(t->data, &data, &error)) die("train_data: %s", error.text);
+    if (dataloader_next(t->data, &data, &error)) {
+        if (t->state.step > t->saved_step) save(t);
+        die("train_data: %s; step %" PRId64 " was saved", error.text, t->state.step);
+    }
     *wait_ms = data.wait_ms;
 
     int64_t index = t->state.step;
@@ -394,12 +292,7 @@ static bool due(int64_t step, int64_t every) { return every > 0 && step % every 
 
 static void print_token(void *context, int32_t token)
 {
-    const Model *model = context;
-    char byte[1];
-    if (model->spec.config.V != BYTE_TOKENIZER_VOCAB)
-        printf(" %d", token);
-    else if (tokenizer_decode(token, byte))
-        putchar(byte[0]);
+    tokenizer_print(token, ((const Model *)context)->spec.config.V);
 }
 
 /* From the first tokens of the validation data (or the training data), so that the start is in the model's language. */
@@ -407,8 +300,10 @@ static void print_sample(Trainer *t)
 {
     int64_t T = t->model.spec.config.T, prompt = min_i64(16, T);
     int32_t *window = xmalloc((size_t)(T + 1) * sizeof *window);
-    Sampling sampling = {
-        .tokens = t->options->sample_tokens, .top_k = 40, .temperature = 0.8, .seed = (uint64_t)t->options->seed};
+    Sampling sampling = {.tokens = t->options->sample_tokens,
+                         .top_k = t->options->top_k,
+                         .temperature = t->options->temperature,
+                         .seed = (uint64_t)t->options->seed};
     Error error;
     if (dataloader_read_window(t->val ? t->val : t->data, 0, window, &error)) die("sample: %s", error.text);
     printf("--- sample after step %" PRId64 " ---\n", t->state.step);
@@ -419,18 +314,8 @@ static void print_sample(Trainer *t)
     free(window);
 }
 
-static void save(Trainer *t)
-{
-    Error error;
-    t->state.state_hash = zero_state_hash(&t->model.zero);
-    if (checkpoint_write(t->options->run_dir, &t->model, &t->state, t->config_text, t->options->keep_checkpoints,
-                         &error))
-        die("checkpoint of step %" PRId64 ": %s; the checkpoints before are as they were", t->state.step, error.text);
-    t->saved_step = t->state.step;
-}
-
 typedef struct {
-    double ms, wait_ms;
+    double ms, wait_ms, tokens_per_s, mfu;
     Evaluation val;
     bool validated;
 } StepReport;
@@ -440,7 +325,6 @@ static void write_log(Trainer *t, const Step *step, const StepResult *r, const S
     Json *line = json_new_object();
     Error error;
     char hash[17];
-    double tokens_per_s = (double)t->global_batch / report->ms * 1e3;
     json_add_int(line, "step", t->state.step);
     json_add_int(line, "tokens", t->state.step * t->global_batch);
     json_add_float(line, "loss", r->loss);
@@ -450,8 +334,8 @@ static void write_log(Trainer *t, const Step *step, const StepResult *r, const S
     json_add_float(line, "grad_norm", r->grad_norm);
     json_add_float(line, "lr", (double)step->lr);
     json_add_float(line, "step_ms", report->ms);
-    json_add_float(line, "tokens_per_s", tokens_per_s);
-    json_add_float(line, "mfu", tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops);
+    json_add_float(line, "tokens_per_s", report->tokens_per_s);
+    json_add_float(line, "mfu", report->mfu);
     json_add_float(line, "data_wait_ms", report->wait_ms);
     snprintf(hash, sizeof hash, "%016" PRIx64, t->state.data_hash);
     json_add_string(line, "data_hash", hash);
@@ -465,14 +349,12 @@ static void write_log(Trainer *t, const Step *step, const StepResult *r, const S
 
 static void print_step(const Trainer *t, const Step *step, const StepResult *r, const StepReport *report)
 {
-    double tokens_per_s = (double)t->global_batch / report->ms * 1e3;
-    double mfu = tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops;
     double per_step = (now_seconds() - t->started) / (double)(t->state.step - t->started_step);
     int64_t left = (int64_t)(per_step * (double)(t->options->steps - t->state.step) + 0.5);
     printf("step %5" PRId64 "/%" PRId64 " | loss %.4f | norm %7.4f | lr %.2e | %8.0f tok/s | mfu %4.1f%% | eta %" PRId64
            ":%02" PRId64 "\n",
-           t->state.step, t->options->steps, r->loss, r->grad_norm, (double)step->lr, tokens_per_s, 100 * mfu,
-           left / 60, left % 60);
+           t->state.step, t->options->steps, r->loss, r->grad_norm, (double)step->lr, report->tokens_per_s,
+           100 * report->mfu, left / 60, left % 60);
     if (report->validated) {
         printf("validation after step %" PRId64 ": loss %.4f", t->state.step, report->val.loss);
         if (isfinite(report->val.bits_per_byte)) printf(", %.4f bits per byte", report->val.bits_per_byte);
@@ -490,6 +372,8 @@ static void run_step(Trainer *t)
     double began = now_seconds();
     StepResult result = train_step(t, &step, &report.wait_ms);
     report.ms = (now_seconds() - began) * 1e3;
+    report.tokens_per_s = (double)t->global_batch / report.ms * 1e3;
+    report.mfu = report.tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops;
 
     bool last = t->state.step == o->steps;
     report.validated = t->val && (due(t->state.step, o->val_every) || last);
@@ -504,8 +388,8 @@ static void run_step(Trainer *t)
 void trainer_run(const Options *options, const Machine *machine)
 {
     Trainer t = {.options = options, .machine = machine};
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    if (signal(SIGINT, SIG_IGN) != SIG_IGN) signal(SIGINT, on_signal); /* ignored from outside: stays so */
+    if (signal(SIGTERM, SIG_IGN) != SIG_IGN) signal(SIGTERM, on_signal);
     start(&t);
     t.started = now_seconds();
     t.started_step = t.state.step;
@@ -513,8 +397,8 @@ void trainer_run(const Options *options, const Machine *machine)
     while (t.state.step < options->steps && !interrupted) run_step(&t);
     if (interrupted && t.state.step < options->steps) {
         if (t.state.step != t.saved_step) save(&t);
-        printf("stopped after step %" PRId64 " and saved; go on with the same command and --resume auto\n",
-               t.state.step);
+        printf("stopped after step %" PRId64 " and saved; go on with the same command and --resume auto%s\n",
+               t.state.step, instead_of(options));
     } else {
         printf("done: %" PRId64 " steps, %.0f s, peak memory %.2f GiB\n", t.state.step, now_seconds() - t.started,
                (double)peak_rss_bytes() / 0x1p30);

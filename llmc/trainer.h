@@ -11,7 +11,6 @@
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
 
-#include "model.h"
 #include "options.h"
 
 C_BEGIN
@@ -24,9 +23,6 @@ typedef struct { /* what the program knows of its machine */
 
 /* Dies on errors; returns when the run is complete or was interrupted and saved. */
 void trainer_run(const Options *options, const Machine *machine);
-
-/* The specification of a model in memory that these options ask for (also used by `plan`). 0 or -1. */
-int trainer_spec(const Options *options, ModelSpec *spec, Error *error);
 
 C_END
 #endif

@@ -111,12 +111,11 @@ static void prepare_weights(void *context)
 
 /* ---- the model's pointers ---- */
 
-static void bind_linear(Linear *linear, const Param *p, const Shard *shard, const LinearFormats *formats, Tensor grad)
+/* Formats come with the phase (gpt_enter_phase). */
+static void bind_linear(Linear *linear, const Param *p, const Shard *shard, Tensor grad)
 {
-    linear->formats = *formats;
     linear->weight = (Operand){.rows = p->rows_padded, .cols = p->cols, .layer = p->layer};
-    linear->weight.row = (View){formats->w_row, shard->prepared.data};
-    linear->weight.col = (View){formats->w_col, shard->prepared.data};
+    linear->weight.row.data = linear->weight.col.data = shard->prepared.data;
     linear->dW = grad;
 }
 
@@ -129,8 +128,7 @@ void zero_bind(Zero *zero, GPT *gpt)
         Tensor grad = shard->contribution.data ? shard->contribution : shard->sum;
         ParamPlace place = gpt_place(gpt, p);
         if (place.linear) {
-            const LinearFormats *formats = p->kind == PARAM_LM_HEAD ? &gpt->recipe->head : gpt->recipe->formats;
-            bind_linear(place.linear, p, shard, formats, grad);
+            bind_linear(place.linear, p, shard, grad);
         } else {
             *place.value = shard->prepared;
             *place.grad = grad;

@@ -5,7 +5,7 @@
 #
 # TEXT: a plain text file, at least 10 kB; without one the King James Bible (from the Debian package bible-kjv).
 # OPTIONS go to `train_gpt train`, after those of scripts/configs/demo.json: scripts/demo.sh -- --steps 50
-# Makes data/NAME/{train,val}.txt (last 5% of the bytes are val) with their .bin, and runs/NAME (runs/demo for the Bible).
+# Makes data/NAME/{train,val}.txt (last 5% of the bytes are val) with their .bin, and runs/demo_NAME (runs/demo for the Bible).
 set -euo pipefail
 stop() { echo "demo: $*" >&2 && exit 1; }
 say() { printf '\n== %s\n' "$*"; }
@@ -25,6 +25,7 @@ case ${1:-} in
     ;;
 esac
 if [ $# -gt 0 ]; then
+    case " $* " in *" --run_dir"*) stop "--run_dir: the demo trains in runs/demo or runs/demo_NAME" ;; esac
     [ "$1" = -- ] || stop "$1: one text only; options for train come after --"
     shift
 fi
@@ -35,7 +36,7 @@ sha=b5c4940bcfeee072c0935b5200d0f9d88a00a0199cb0961d16133458fcdfae5d
 is_kjv() { [ -f data/kjv/kjv.txt ] && [ "$(sha256sum <data/kjv/kjv.txt)" = "$sha  -" ]; }
 if [ -n "$text" ]; then
     name=$(basename "$text") && name=${name%.*}
-    name=$(LC_ALL=C tr -c 'A-Za-z0-9_\n' _ <<<"${name:-text}") run=runs/$name
+    name=$(LC_ALL=C tr -c 'A-Za-z0-9_\n' _ <<<"${name:-text}") run=runs/demo_$name
     prompt=$(LC_ALL=C awk 'NF >= 3 { print $1, $2, $3; exit }' "$text" | LC_ALL=C cut -c 1-100)
     source scripts/setup.sh build
 elif is_kjv; then

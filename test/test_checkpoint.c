@@ -84,7 +84,7 @@ static bool verifies(const char *dir, Error *error)
 {
     RunState state;
     Json *config;
-    if (checkpoint_verify(dir, &state, &config, error)) return false;
+    if (checkpoint_verify(dir, true, &state, &config, error)) return false;
     json_free(config);
     return true;
 }
@@ -324,7 +324,7 @@ static void test_round_trip(const char *folder)
         write_checkpoint(folder, &a, 7, 1);
 
         char *dir = xformat("%s/checkpoints/step_00000007", folder);
-        if (CHECK(checkpoint_verify(dir, &state, &config, &error) == 0, "%s", error.text)) {
+        if (CHECK(checkpoint_verify(dir, true, &state, &config, &error) == 0, "%s", error.text)) {
             CHECK(state.step == STATE.step && state.seed == STATE.seed && state.data_hash == STATE.data_hash &&
                       state.last_batch_hash == STATE.last_batch_hash && state.file_list_hash == STATE.file_list_hash &&
                       state.state_hash == STATE.state_hash,
@@ -619,7 +619,9 @@ static void test_order(void)
     write_checkpoint(folder, &model, 1, 1);
     events[0] = 0;
     write_checkpoint(folder, &model, 2, 1);
-    CHECK(!strcmp(events, "fsync model.safetensors;fsync optimizer.safetensors;fsync config.json;fsync state.json;"
+    CHECK(!strcmp(events, "fsync model.safetensors;fsync optimizer.safetensors;fsync config.json.tmp;rename "
+                          "config.json.tmp config.json;fsync state.json.tmp;"
+                          "rename state.json.tmp state.json;"
                           "fsync step_00000002.tmp;rename step_00000002.tmp step_00000002;fsync checkpoints;"
                           "rename step_00000001 step_00000001.old;"),
           "%s", events);
@@ -689,7 +691,7 @@ static void test_folders(void)
     }
 
     test_case("all can be deleted");
-    CHECK(checkpoint_delete_all(folder, &error) == 0, "%s", error.text);
+    CHECK(checkpoint_delete_after(folder, -1, &error) == 0, "%s", error.text);
     CHECK(checkpoint_count(folder) == 0, "%lld left", (long long)checkpoint_count(folder));
     free(newest);
     free(left);

@@ -131,7 +131,7 @@ wait_lines() { # wait_lines RUN COUNT: until the log has so many
 
 background() { # background ARGUMENT...: the program itself is $child
     called="$program $*"
-    "$program" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null &
+    env --default-signal=INT "$program" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null & # a shell starts it ignored
     child=$!
 }
 

@@ -1,168 +1,264 @@
-/* The parameter table and initialisation: order, sizes, bucket offsets; the statistics of the drawn values; values that
- * depend on the place in the whole parameter only.
+/* params.h: the table (order, sizes, offsets, counts of every architecture) and the initial values: their distribution,
+ * that nothing correlates with its neighbours, other layers or other matrices, and that they do not depend on how the
+ * rows are divided.
  */
-#include <math.h>
-
 #include "params.h"
+
+#include "philox.h"
 #include "test.h"
+
+#include <math.h>
 
 static GPTConfig config_of(Arch arch, bool tied)
 {
     Error error;
     GPTConfig c = {.arch = arch,
                    .L = 3,
-                   .C = 96,
+                   .C = 40,
                    .NH = 4,
                    .NKV = arch == ARCH_GPT2 ? 4 : 2,
-                   .F = 160,
-                   .V = 301,
-                   .T = 40,
-                   .tied = tied,
+                   .HD = arch == ARCH_QWEN3 ? 14 : 10,
+                   .F = 70,
+                   .V = 300,
+                   .T = 33,
                    .rope_theta = 1e4,
-                   .init_std = 0.05f,
-                   .embedding_init_std = 0.5f};
+                   .init_std = 0.02f,
+                   .embedding_init_std = 0.3f,
+                   .tied = tied};
     if (config_finish(&c, &error)) die("%s", error.text);
     return c;
 }
 
-static void test_table(Arch arch, bool tied)
+/* ---- the table ---- */
+
+static void check_param(const Param *p, const GPTConfig *c, DType master)
+{
+    bool vector = p->rows == 1, vocabulary = p->kind == PARAM_WTE || p->kind == PARAM_LM_HEAD;
+    CHECK(p->rows_padded == (vocabulary ? 384 : p->rows), "%s has %d rows in memory", p->name, (int)p->rows_padded);
+    CHECK(p->decay == !vector && p->master == (vector ? DTYPE_FP32 : master), "%s: decay or master", p->name);
+    CHECK(p->offset % 64 == 0 && p->layer >= 0 && p->layer <= c->L, "%s: offset or layer", p->name);
+    CHECK((p->init == INIT_NORMAL) == !vector, "%s: init", p->name);
+    bool gain = strstr(p->name, "gain") != NULL;
+    CHECK(!vector || p->init == (gain ? INIT_ONE : INIT_ZERO), "%s: init", p->name);
+    double std = p->kind == PARAM_WTE || p->kind == PARAM_WPE ? 0.3 : 0.02;
+    if (p->kind == PARAM_O || p->kind == PARAM_DOWN) std /= sqrt(2.0 * (double)c->L);
+    CHECK(vector || fabs((double)p->init_std - std) < 1e-7, "%s: std %g, not %g", p->name, (double)p->init_std, std);
+}
+
+static void check_table(Arch arch, bool tied, DType master)
 {
     GPTConfig c = config_of(arch, tied);
-    ParamTable t = params_table(&c, DTYPE_BF16);
+    ParamTable t = params_table(&c, master);
     int64_t total = 0;
-    int bucket = 0;
-    char name[96];
-    snprintf(name, sizeof name, "%s%s: the table", arch_name(arch), tied ? "" : " untied");
-    test_case(name);
+    size_t *used = xcalloc((size_t)t.buckets, sizeof *used);
     CHECK(t.buckets == c.L + (tied ? 1 : 2) && t.layers == c.L, "%d buckets", t.buckets);
     for (int i = 0; i < t.count; i++) {
         const Param *p = &t.param[i];
-        bool vocabulary = p->kind == PARAM_WTE || p->kind == PARAM_LM_HEAD;
+        check_param(p, &c, master);
         total += p->rows * p->cols;
-        CHECK(p->bucket >= bucket && p->bucket < t.buckets, "%s is out of order", p->name);
-        if (p->bucket > bucket || i == 0)
-            CHECK(p->offset == 0, "%s does not start its bucket", p->name);
-        else {
-            const Param *q = &t.param[i - 1];
-            CHECK(p->offset % 64 == 0 && p->offset >= q->offset + (size_t)(q->rows_padded * q->cols), "%s overlaps",
-                  p->name);
+        if (!CHECK(p->bucket >= 0 && p->bucket < t.buckets, "%s: bucket %d", p->name, p->bucket)) continue;
+        CHECK(i == 0 || p->bucket == t.param[i - 1].bucket || p->bucket == t.param[i - 1].bucket + 1, "order of %s",
+              p->name);
+        CHECK(p->bucket == p->layer || p->layer == c.L, "%s is in bucket %d of layer %d", p->name, p->bucket, p->layer);
+        CHECK(p->offset == used[p->bucket], "%s begins at %zu, not %zu", p->name, p->offset, used[p->bucket]);
+        used[p->bucket] += (size_t)round_up(p->rows_padded * p->cols, 64);
+        for (int k = 0; k < i; k++) {
+            CHECK(strcmp(p->name, t.param[k].name), "two parameters are called %s", p->name);
+            CHECK(p->kind != t.param[k].kind || p->layer != t.param[k].layer, "%s draws the numbers of %s", p->name,
+                  t.param[k].name);
         }
-        bucket = p->bucket;
-        CHECK(p->offset + (size_t)(p->rows_padded * p->cols) <= t.bucket_elements[p->bucket], "%s leaves its bucket",
-              p->name);
-        CHECK(p->rows_padded == (vocabulary ? 384 : p->rows), "%s has %ld rows in memory", p->name,
-              (long)p->rows_padded);
-        CHECK(p->decay == (p->rows > 1) && p->master == (p->decay ? DTYPE_BF16 : DTYPE_FP32), "%s: decay, dtype",
-              p->name);
+        CHECK(param_pieces(p) == (p->rows + 15) / 16, "%s: pieces", p->name);
     }
-    CHECK(total == config_parameters(&c), "%ld parameters, config says %ld", (long)total, (long)config_parameters(&c));
+    for (int b = 0; b < t.buckets; b++) CHECK(used[b] == t.bucket_elements[b], "bucket %d", b);
+    CHECK(total == config_parameters(&c), "%s: %d parameters, config says %d", arch_name(arch), (int)total,
+          (int)config_parameters(&c));
+    free(used);
     params_free(&t);
 }
 
-static const Param *find(const ParamTable *t, ParamKind kind, int layer)
+/* What a block and the rest consist of, in order: written out once. */
+static void check_names(Arch arch, bool tied, const char *const *expected)
 {
-    for (int i = 0; i < t->count; i++)
-        if (t->param[i].kind == kind && t->param[i].layer == layer) return &t->param[i];
-    die("no such parameter");
-}
-
-typedef struct {
-    double mean, std, kurtosis, neighbours;
-} Statistics;
-
-static Statistics statistics(const float *x, int64_t n)
-{
-    double sum = 0, squares = 0, fourth = 0, product = 0;
-    for (int64_t i = 0; i < n; i++) sum += (double)x[i];
-    double mean = sum / (double)n;
-    for (int64_t i = 0; i < n; i++) {
-        double d = (double)x[i] - mean;
-        squares += d * d;
-        fourth += d * d * d * d;
-        if (i) product += d * ((double)x[i - 1] - mean);
-    }
-    double variance = squares / (double)n;
-    return (Statistics){mean, sqrt(variance), fourth / (double)n / variance / variance, product / squares};
-}
-
-static void test_statistics(void)
-{
-    GPTConfig c = config_of(ARCH_LLAMA, false);
-    c.C = 512, c.F = 1024, c.V = 2000;
-    ParamTable t = params_table(&c, DTYPE_FP32);
-    test_case("initial values are normal with the stated deviations, uncorrelated");
-    for (int i = 0; i < t.count; i++) {
-        const Param *p = &t.param[i];
-        int64_t n = p->rows * p->cols;
-        float *x = xmalloc((size_t)n * sizeof *x);
-        params_initial(p, 7, 0, p->rows, x);
-        if (!p->decay) {
-            for (int64_t k = 0; k < n; k++)
-                CHECK(x[k] == (p->init == INIT_ONE ? 1.0f : 0.0f), "%s[%ld]", p->name, (long)k);
-        } else {
-            bool deep = p->kind == PARAM_O || p->kind == PARAM_DOWN;
-            double std = p->kind == PARAM_WTE ? 0.5 : deep ? 0.05 / sqrt(2.0 * (double)c.L) : 0.05;
-            double root = sqrt((double)n);
-            Statistics s = statistics(x, n);
-            CHECK(fabs(s.mean) < 5 * std / root, "%s: mean %g", p->name, s.mean);
-            CHECK(fabs(s.std / std - 1) < 5 / root, "%s: deviation %g, expected %g", p->name, s.std, std);
-            CHECK(fabs(s.kurtosis - 3) < 5 * sqrt(24.0) / root, "%s: kurtosis %g", p->name, s.kurtosis);
-            CHECK(fabs(s.neighbours) < 5 / root, "%s: neighbours correlate by %g", p->name, s.neighbours);
+    GPTConfig c = config_of(arch, tied);
+    ParamTable t = params_table(&c, DTYPE_BF16);
+    int i = 0;
+    for (int l = 0; l < 3; l++)
+        for (const char *const *name = expected; strcmp(*name, "|"); name++, i++) {
+            char full[32];
+            snprintf(full, sizeof full, "block.%d.%s", l, *name);
+            CHECK(i < t.count && !strcmp(t.param[i].name, full), "parameter %d is %s, not %s", i, t.param[i].name,
+                  full);
         }
-        free(x);
-    }
+    while (strcmp(*expected, "|")) expected++;
+    for (expected++; *expected; expected++, i++)
+        CHECK(i < t.count && !strcmp(t.param[i].name, *expected), "parameter %d is not %s", i, *expected);
+    CHECK(i == t.count, "%d parameters, expected %d", t.count, i);
     params_free(&t);
 }
 
-static double correlation(const Param *p, uint64_t seed_p, const Param *q, uint64_t seed_q)
+static void test_table(void)
 {
-    enum { ROWS = 32 };
-    int64_t n = ROWS * p->cols;
-    float *x = xmalloc((size_t)n * sizeof *x), *y = xmalloc((size_t)n * sizeof *y);
-    double product = 0, xx = 0, yy = 0;
-    params_initial(p, seed_p, 0, ROWS, x);
-    params_initial(q, seed_q, 0, ROWS, y);
-    for (int64_t i = 0; i < n; i++) {
-        product += (double)x[i] * (double)y[i];
-        xx += (double)x[i] * (double)x[i];
-        yy += (double)y[i] * (double)y[i];
+    static const char *const GPT2[] = {"qkv",     "o",         "up",         "down",       "qkv_bias",   "o_bias",
+                                       "up_bias", "down_bias", "norm1_gain", "norm1_bias", "norm2_gain", "norm2_bias",
+                                       "|",       "wte",       "wpe",        "final_gain", "final_bias", NULL};
+    static const char *const LLAMA[] = {"qkv", "o",   "up",      "down",       "norm1_gain", "norm2_gain",
+                                        "|",   "wte", "lm_head", "final_gain", NULL};
+    static const char *const QWEN3[] = {"qkv",    "o",      "up", "down", "norm1_gain", "norm2_gain",
+                                        "q_gain", "k_gain", "|",  "wte",  "final_gain", NULL};
+    test_case("the table of every architecture: order, sizes, offsets, buckets, the count of parameters");
+    check_table(ARCH_GPT2, true, DTYPE_BF16);
+    for (int tied = 0; tied < 2; tied++) {
+        check_table(ARCH_LLAMA, tied, DTYPE_FP32);
+        check_table(ARCH_QWEN3, tied, DTYPE_BF16);
     }
-    free(x), free(y);
-    return product / sqrt(xx * yy) * sqrt((double)n); /* in standard errors */
+    check_names(ARCH_GPT2, true, GPT2);
+    check_names(ARCH_LLAMA, false, LLAMA);
+    check_names(ARCH_QWEN3, true, QWEN3);
+
+    test_case("shapes of the matrices");
+    GPTConfig c = config_of(ARCH_QWEN3, true);
+    ParamTable t = params_table(&c, DTYPE_BF16);
+    static const int64_t ROWS[] = {(4 + 2 * 2) * 14, 40, 2 * 70, 40}, COLS[] = {40, 4 * 14, 40, 70};
+    for (int i = 0; i < 4; i++)
+        CHECK(t.param[i].rows == ROWS[i] && t.param[i].cols == COLS[i], "%s [%d, %d]", t.param[i].name,
+              (int)t.param[i].rows, (int)t.param[i].cols);
+    params_free(&t);
+}
+
+/* ---- initial values ---- */
+
+static Param matrix(ParamKind kind, int layer, int64_t rows, int64_t cols)
+{
+    return (Param){
+        .name = "matrix", .kind = kind, .layer = layer, .rows = rows, .cols = cols, .init = INIT_NORMAL, .init_std = 1};
+}
+
+static float *initial(const Param *p, uint64_t seed)
+{
+    float *x = xmalloc((size_t)(p->rows * p->cols) * sizeof *x);
+    params_initial(p, seed, 0, p->rows, x);
+    return x;
+}
+
+/* n draws of a standard normal: each moment lies within five deviations of its own distribution. */
+static void check_moments(const char *what, const float *x, int64_t n)
+{
+    double sum[5] = {0}, size = (double)n, beyond2 = 0, beyond3 = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double v = (double)x[i], power = 1;
+        for (int k = 1; k <= 4; k++) sum[k] += power *= v;
+        beyond2 += fabs(v) > 2;
+        beyond3 += fabs(v) > 3;
+    }
+    double p2 = erfc(2 / sqrt(2)), p3 = erfc(3 / sqrt(2));
+    CHECK(fabs(sum[1] / size) < 5 / sqrt(size), "%s: mean %g", what, sum[1] / size);
+    CHECK(fabs(sum[2] / size - 1) < 5 * sqrt(2 / size), "%s: variance %g", what, sum[2] / size);
+    CHECK(fabs(sum[3] / size) < 5 * sqrt(15 / size), "%s: third moment %g", what, sum[3] / size);
+    CHECK(fabs(sum[4] / size - 3) < 5 * sqrt(96 / size), "%s: fourth moment %g", what, sum[4] / size);
+    CHECK(fabs(beyond2 - size * p2) < 5 * sqrt(size * p2), "%s: %g beyond 2", what, beyond2);
+    CHECK(fabs(beyond3 - size * p3) < 5 * sqrt(size * p3), "%s: %g beyond 3", what, beyond3);
+}
+
+static void check_uncorrelated(const char *what, const float *x, const float *y, int64_t n)
+{
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)x[i] * (double)y[i];
+        squares += ((double)x[i] * (double)x[i] - 1) * ((double)y[i] * (double)y[i] - 1) / 2;
+    }
+    CHECK(fabs(sum) < 5 * sqrt((double)n), "%s: correlation %g", what, sum / (double)n);
+    CHECK(fabs(squares) < 5 * sqrt((double)n), "%s: correlation of squares %g", what, squares / (double)n);
+}
+
+static void test_distribution(void)
+{
+    enum { ROWS = 1000, COLS = 333, N = ROWS * COLS };
+    test_case("initial values: moments and tails of the normal distribution");
+    Param p = matrix(PARAM_QKV, 1, ROWS, COLS);
+    float *x = initial(&p, 1234);
+    check_moments("all", x, N);
+    for (int c = 0; c < 16; c++) { /* each place within a block of 16 columns: each word of each call */
+        float *column = xmalloc(ROWS * 20 * sizeof *column);
+        for (int r = 0; r < ROWS; r++)
+            for (int b = 0; b < 20; b++) column[r * 20 + b] = x[r * COLS + 16 * b + c];
+        check_moments("one place of 16", column, ROWS * 20);
+        free(column);
+    }
+
+    test_case("initial values: neighbours, layers, kinds, seeds do not correlate");
+    check_uncorrelated("next column", x, x + 1, N - 1);
+    check_uncorrelated("fourth column on", x, x + 4, N - 4);
+    check_uncorrelated("next block", x, x + 16, N - 16);
+    check_uncorrelated("next row", x, x + COLS, N - COLS);
+    Param other[] = {matrix(PARAM_QKV, 2, ROWS, COLS), matrix(PARAM_O, 1, ROWS, COLS),
+                     matrix(PARAM_WTE, 1, ROWS, COLS)};
+    for (int i = 0; i < 3; i++) {
+        float *y = initial(&other[i], 1234);
+        check_uncorrelated("another layer or kind", x, y, N);
+        free(y);
+    }
+    for (int i = 0; i < 3; i++) {
+        float *y = initial(&p, (uint64_t[]){1235, 1234 + ((uint64_t)1 << 32), 0}[i]);
+        check_uncorrelated("another seed", x, y, N);
+        free(y);
+    }
+    free(x);
 }
 
 static void test_places(void)
 {
-    GPTConfig c = config_of(ARCH_LLAMA, true);
-    ParamTable t = params_table(&c, DTYPE_FP32);
-    const Param *qkv0 = find(&t, PARAM_QKV, 0), *qkv1 = find(&t, PARAM_QKV, 1), *up0 = find(&t, PARAM_UP, 0);
-    test_case("layers, kinds and seeds draw independent values; the same place repeats");
-    CHECK(fabs(correlation(qkv0, 1, qkv1, 1)) < 5, "layers correlate");
-    CHECK(fabs(correlation(qkv0, 1, up0, 1)) < 5, "kinds correlate");
-    CHECK(fabs(correlation(qkv0, 1, qkv0, 2)) < 5, "seeds correlate");
-    CHECK(fabs(correlation(qkv0, 1, qkv0, (uint64_t)1 << 32 | 1)) < 5, "the seed's upper half does not enter");
-    CHECK(correlation(qkv0, 1, qkv0, 1) > 10, "the same place must repeat");
-
-    test_case("rows drawn in any pieces are the rows of the whole");
-    int64_t n = qkv0->rows * qkv0->cols;
-    float *whole = xmalloc((size_t)n * sizeof *whole), *part = xmalloc((size_t)n * sizeof *part);
-    params_initial(qkv0, 3, 0, qkv0->rows, whole);
-    for (int64_t row = 0, step = 1; row < qkv0->rows; row += step, step += 4) {
-        step = min_i64(step, qkv0->rows - row);
-        params_initial(qkv0, 3, row, step, part);
-        CHECK(!memcmp(part, whole + row * qkv0->cols, (size_t)(step * qkv0->cols) * 4), "rows %ld..", (long)row);
+    enum { ROWS = 37, COLS = 45 };
+    test_case("initial values are a function of the place alone: any division of the rows");
+    Param p = matrix(PARAM_UP, 5, ROWS, COLS);
+    float *x = initial(&p, 99), part[ROWS * COLS];
+    for (int64_t size = 1; size <= ROWS; size++) {
+        for (int64_t row = 0; row < ROWS; row += size)
+            params_initial(&p, 99, row, min_i64(size, ROWS - row), part + row * COLS);
+        CHECK(memcmp(part, x, sizeof part) == 0, "%d rows at a time", (int)size);
     }
-    free(whole), free(part);
-    params_free(&t);
+    Param narrow = p; /* a column is the same in a narrower matrix: block columns count from the left */
+    narrow.cols = 20;
+    params_initial(&narrow, 99, 0, ROWS, part);
+    for (int r = 0; r < ROWS; r++)
+        CHECK(memcmp(part + r * 20, x + r * COLS, 20 * sizeof *x) == 0, "row %d of the narrow matrix", r);
+    free(x);
+
+    test_case("the standard deviation scales, vectors are zeros or ones");
+    Param wide = matrix(PARAM_DOWN, 0, 500, 100), small = wide;
+    small.init_std = 0.25f;
+    float *a = initial(&wide, 3), *b = initial(&small, 3);
+    for (int i = 0; i < 50000; i++) CHECK(b[i] == a[i] / 4, "element %d: %g, %g", i, (double)a[i], (double)b[i]);
+    small.init = INIT_ONE;
+    params_initial(&small, 3, 0, 500, b);
+    for (int i = 0; i < 50000; i++) CHECK(b[i] == 1, "element %d", i);
+    small.init = INIT_ZERO;
+    params_initial(&small, 3, 0, 500, b);
+    for (int i = 0; i < 50000; i++) CHECK(b[i] == 0, "element %d", i);
+    free(a);
+    free(b);
+}
+
+/* In place: element (r, c) is the inverse normal of word c % 4 of call c % 16 / 4 at (row, c / 16). */
+static void test_law(void)
+{
+    test_case("initial values: the draw that the header describes");
+    Param p = matrix(PARAM_WPE, 6, 4, 40);
+    float *x = initial(&p, 0x123456789abcdefu);
+    for (int r = 0; r < 4; r++)
+        for (int c = 0; c < 40; c++) {
+            Philox draw = philox_draw(0x123456789abcdefu, (uint32_t)r, (uint32_t)c / 16, 0, 6, ROLE_INIT + PARAM_WPE,
+                                      (uint32_t)c % 16 / 4);
+            double u = ((double)draw.word[c % 4] + 0.5) / 4294967296.0, value = (double)x[r * 40 + c];
+            CHECK(fabs(erfc(-value / sqrt(2)) / 2 - u) < 1e-7, "[%d,%d] is %g", r, c, value);
+        }
+    free(x);
 }
 
 int main(void)
 {
-    test_table(ARCH_GPT2, true);
-    test_table(ARCH_LLAMA, true);
-    test_table(ARCH_LLAMA, false);
-    test_table(ARCH_QWEN3, true);
-    test_statistics();
+    test_table();
+    test_distribution();
     test_places();
+    test_law();
     return test_done();
 }

@@ -2,18 +2,17 @@
  * a running maximum and sum per query. Queries that share a key head (grouped queries) read it without copies.
  *
  * What defines the numbers, whatever the machine:
- *   - products follow the order of gemm.h: scores over HD from +0; the output over keys and the gradients over keys or
- *     queries continue one chain from block to block, blocks in increasing order, and for dK, dV query heads of the
- * group one after the other;
- *   - scores are scaled in FP32, p = exp(s - m) in FP32; the row sum takes p unrounded, the product takes p in the
- * dtype of the activations, likewise ds = p (dp - delta) scale;
+ *   - products follow the order of gemm.h: scores over HD from +0; the output over keys, and the gradients over keys or
+ *     queries, continue one chain from block to block, blocks in increasing order; for dK and dV the query heads of the
+ *     group come one after the other;
+ *   - scores are scaled in FP32, p = exp(s - m) in FP32; the row sum takes p unrounded, the product takes p in the dtype
+ *     of the activations, likewise ds = p (dp - delta) scale;
  *   - a block of keys none of which any query of the block sees is left out.
  *
  * Forward: a thread takes one (sequence, head, block of queries). Backward: one (sequence, key head), keys outside,
  * queries inside; dQ of the whole sequence is summed in FP32 in the thread's workspace:
  *
- *     | s, dp [64, 64] FP32 | p, ds [64, 64] act | packed A | packed B | o or dk, dv [64, HD] | dq, delta of the group
- * |
+ *     | s, dp [64, 64] FP32 | p, ds [64, 64] act | packed A, B | o or dk, dv [64, HD] | dq, delta of the group |
  */
 #include "cpu.h"
 #include "simd.h"

@@ -1,4 +1,4 @@
-/* Choosing the instruction set at run time, and the operations that need no vector code: memory, events, the step.
+/* Choosing the instruction set at run time, and the operations that need no vector code: memory, the step.
  *
  * AMX uses the AVX-512 objects for everything but the BF16 matrix product. Its tile registers are off until the process
  * asks the kernel for them (arch_prctl ARCH_REQ_XCOMP_PERM, Linux 5.16).
@@ -20,8 +20,8 @@
 #endif
 
 CpuState cpu;
-static Ops ops; /* the open table; ops_open is its instruction set */
-static const char *ops_isa;
+static Ops ops;             /* the open table */
+static const char *ops_isa; /* its instruction set */
 
 /* ---- instruction sets, best last ---- */
 
@@ -137,12 +137,16 @@ static void cpu_copy_host(void *dst, const void *src, size_t bytes) { memcpy(dst
 
 static void cpu_zero(Tensor t)
 {
+    if (t.rows == 1) { /* a bucket: as rows of 4096, so that threads share it */
+        int64_t rows = t.cols / 4096;
+        Tensor rest = tensor_cols(t, rows * 4096, t.cols - rows * 4096);
+        memset(rest.data, 0, tensor_bytes(rest));
+        t = (Tensor){t.data, t.dtype, rows, 4096, 4096};
+    }
 #pragma omp parallel for schedule(static) num_threads(cpu.threads)
     for (int64_t r = 0; r < t.rows; r++)
         memset((char *)t.data + (size_t)(r * t.ld) * dtype_bytes(t.dtype), 0, (size_t)t.cols * dtype_bytes(t.dtype));
 }
-
-static void cpu_sync(void) {}
 
 /* ---- the peak: the kernel's own micro-tiles on panels that stay in the cache, on all threads at once ---- */
 
@@ -223,8 +227,12 @@ int cpu_open(const Ops **out, const char *isa, int64_t threads, Error *error)
 #ifdef _OPENMP
     available = omp_get_max_threads();
 #endif
-    cpu = (CpuState){.threads = threads > 0 ? (int)threads : available};
-#ifndef _OPENMP
+    static int at_start;
+    if (!at_start) at_start = available;
+    cpu = (CpuState){.threads = threads > 0 ? (int)threads : at_start};
+#ifdef _OPENMP
+    omp_set_num_threads(cpu.threads); /* for loops outside the backend: initial values */
+#else
     cpu.threads = 1;
 #endif
     ops_isa = ISAS[i].name;
@@ -244,7 +252,6 @@ int cpu_open(const Ops **out, const char *isa, int64_t threads, Error *error)
     ops.workspace_set = cpu_workspace_set;
     ops.copy_in = ops.copy_out = cpu_copy_host;
     ops.zero = cpu_zero;
-    ops.sync = cpu_sync;
     ops.peak_flops = cpu_peak_flops;
     ops.begin_step = cpu_begin_step;
     ops.begin_micro_step = cpu_begin_micro_step;

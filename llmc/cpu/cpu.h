@@ -29,7 +29,7 @@ typedef struct {
     GemmKernel gemm[2]; /* by DTYPE_FP32, DTYPE_BF16 */
     GemmWorkspace workspace;
     float *partial;  /* [ceil(N / SUM_ROWS)][2][cols]: partial sums over tokens */
-    int32_t *sorted; /* [V + 1 + N]: embedding_backward's counting sort */
+    int32_t *sorted; /* [Vp + 1 + N]: embedding_backward's counting sort */
     char *attention; /* [threads] pieces of attention_bytes */
     size_t attention_bytes;
 } CpuState;

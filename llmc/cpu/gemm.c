@@ -27,7 +27,7 @@ static size_t a_panel_bytes(const GemmKernel *k) { return (size_t)(k->mc + k->mr
 
 static size_t larger(size_t a, size_t b) { return aligned(a > b ? a : b); }
 
-static size_t c_bytes(void) { return aligned((size_t)(GEMM_SUPER_ROWS + 16 * MAX_TILE) * C_LD * sizeof(float)); }
+static size_t c_bytes(void) { return aligned((size_t)(GEMM_SUPER_ROWS + MAX_TILE) * C_LD * sizeof(float)); }
 
 size_t gemm_workspace_bytes(const GemmKernel kernel[2], int threads)
 {

@@ -10,6 +10,7 @@
  * wants the other order), and interleaving two rows of memory (when k runs across memory rows).
  */
 #include "gemm.h"
+#include "transpose.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -31,33 +32,6 @@ static void configure_tiles(void)
     }
     __asm__ volatile("" ::: "memory"); /* gcc 12 believes that the intrinsic reads only the first 8 bytes */
     _tile_loadconfig(&config);
-}
-
-static inline void transpose_pairs(__m512i r[16])
-{
-    __m512i t[16];
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-    }
 }
 
 static inline uint32_t low_bits(int64_t n) { return n >= 32 ? 0xffffffffu : n <= 0 ? 0 : (1u << n) - 1; }
@@ -95,7 +69,7 @@ static void pack(uint16_t *out, const GemmInput *in, int64_t i0, int64_t rows, i
                 load_rows(r, in, i0 + i, rows - i, k0 + k, ks - k);
             else
                 load_pairs(r, in, i0 + i, rows - i, k0 + k, ks - k);
-            if (in->k_contiguous == down) transpose_pairs(r);
+            if (in->k_contiguous == down) transpose_16x16(r);
             for (int j = 0; j < 16; j++) _mm512_storeu_si512(out + j * GROUP, r[j]);
         }
 }

@@ -14,6 +14,7 @@
  */
 #include "cpu.h"
 #include "simd.h"
+#include "transpose.h"
 
 #if SIMD_AVX512
 enum { MR = 14, NV = 2, MC = 112 };
@@ -28,45 +29,15 @@ enum { NR = 16 * NV, KC = 256 };
 #define HARDWARE_FMA 1 /* with denormals flushed by the unit; else the BF16 order goes through double */
 #endif
 
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
-
 /* ---- packing ---- */
 
 #if SIMD_AVX512
 static inline void transpose(v16 row[16])
 {
-    __m512i r[16], t[16];
+    __m512i r[16];
     UNROLL for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(row[i]);
-    UNROLL for (int i = 0; i < 8; i++)
-    {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    UNROLL for (int i = 0; i < 4; i++)
-    {
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    UNROLL for (int i = 0; i < 4; i++)
-    {
-        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    }
-    UNROLL for (int i = 0; i < 4; i++)
-    {
-        row[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
-        row[i + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd));
-        row[i + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
-        row[i + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd));
-    }
+    transpose_16x16(r);
+    UNROLL for (int i = 0; i < 16; i++) row[i] = _mm512_castsi512_ps(r[i]);
 }
 #else
 static inline void transpose(v16 row[16])
@@ -85,8 +56,7 @@ static inline int64_t place(DType dtype, int64_t k)
     return dtype == DTYPE_BF16 ? (k & ~(int64_t)31) + (k & 1) * 16 + (k & 31) / 2 : k;
 }
 
-/* Reads the 16 x 16 corner at (i, k) of an input with contiguous k, step `stride` in k, as 16 rows of 16 k's; zeros
- * outside. */
+/* The 16 x 16 corner at (i, k) of an input with contiguous k, as 16 rows of 16 k's; zeros outside. */
 static inline void load_rows(v16 row[16], const GemmInput *in, int64_t i, int64_t i_end, int64_t k, int64_t k_end)
 {
     for (int64_t r = 0; r < 16; r++) {
@@ -180,8 +150,7 @@ __attribute__((noinline)) static void tile_fp32(float *c, int64_t ldc, const flo
 
 #if HARDWARE_FMA
 
-/* 16 k's of one parity: sum[i][j] from +0. A product as the first step is the same as fma from +0: they differ in the
- * sign of zero at most, and c, which starts at +0, does not see that. */
+/* 16 k's of one parity: each sum is one chain from +0. */
 static inline void sum_parity(v16 sum[MR][NV], const float *a, int64_t lda, const float *b)
 {
     for (int k = 0; k < 16; k++, b += NR) {

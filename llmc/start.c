@@ -1,0 +1,152 @@
+/* See start.h. */
+#include "start.h"
+
+#include "recipe.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int start_spec(const Options *o, ModelSpec *spec, Error *error)
+{
+    *spec = (ModelSpec){.precision = o->precision,
+                        .master = o->master,
+                        .train = true,
+                        .generate = o->sample_every > 0,
+                        .B = o->batch,
+                        .recompute = o->recompute,
+                        .document_mask = o->document_mask};
+    if (options_model(o, &spec->config, error)) return -1;
+    int64_t micro_batch = o->batch * spec->config.T;
+    spec->eot_token = o->eot_token >= 0 ? o->eot_token : spec->config.V - 1;
+    spec->micro_steps = o->global_batch_tokens ? o->global_batch_tokens / micro_batch : 1;
+    return 0;
+}
+
+static bool holds_a_run(const char *run_dir)
+{
+    char *log = xformat("%s/log.jsonl", run_dir);
+    bool there = access(log, F_OK) == 0 || checkpoint_count(run_dir) > 0;
+    free(log);
+    return there;
+}
+
+/* Is this checkpoint one of the run in run_dir? */
+static bool belongs_to(const char *checkpoint, const char *run_dir)
+{
+    char *above = xformat("%s/../..", checkpoint), *a = realpath(above, NULL), *b = realpath(run_dir, NULL);
+    bool same = a && b && strcmp(a, b) == 0;
+    free(above);
+    free(a);
+    free(b);
+    return same;
+}
+
+void start_choose(Start *s, const Options *o)
+{
+    Error error;
+    bool never = strcmp(o->resume, "never") == 0, automatic = strcmp(o->resume, "auto") == 0;
+    *s = (Start){.state = {.seed = (uint64_t)o->seed}};
+    if (never && holds_a_run(o->run_dir) && !o->overwrite)
+        die_usage("run_dir %s holds a run already; continue it with --resume auto, or replace it with --overwrite",
+                  o->run_dir);
+    if (!never && o->overwrite) die_usage("--overwrite and --resume exclude each other");
+    if (automatic && !checkpoint_newest(o->run_dir, &s->dir, &s->state, &s->config)) {
+        if (checkpoint_count(o->run_dir))
+            die("resume: no checkpoint in %s is complete; start anew with --overwrite", o->run_dir);
+        if (holds_a_run(o->run_dir))
+            note("note: run_dir %s has a log but no checkpoint; the run starts again from step 0", o->run_dir);
+        *s = (Start){.state = {.seed = (uint64_t)o->seed}};
+    }
+    if (never || automatic) return;
+    if (holds_a_run(o->run_dir) && !belongs_to(o->resume, o->run_dir))
+        die_usage("run_dir %s holds another run than that of %s; choose another --run_dir", o->run_dir, o->resume);
+    if (checkpoint_verify(o->resume, true, &s->state, &s->config, &error)) die("resume: %s", error.text);
+    s->dir = xstrdup(o->resume);
+}
+
+/* The options with nothing of the model left to be derived, so that two runs can be compared key by key. */
+static Json *resolved_options(const Options *options, const ModelSpec *spec)
+{
+    const GPTConfig *c = &spec->config;
+    bool fp32 = spec->precision == PRECISION_FP32 || spec->master == MASTER_FP32;
+    Options o = *options; /* its strings belong to `options` */
+    o.kv_heads = c->NKV;
+    o.head_dim = c->HD;
+    o.ffn = c->F;
+    o.norm_eps = (double)c->norm_eps;
+    o.eot_token = spec->eot_token;
+    o.global_batch_tokens = spec->micro_steps * spec->B * c->T;
+    o.master = fp32 ? MASTER_FP32 : MASTER_BF16;
+    Json *object = json_new_object();
+    options_to_json(&o, object);
+    return object;
+}
+
+/* What must not change over a resume, because the continuation would silently be another run; other shapes often fit
+ * into the same tensors. What may change is said. */
+static void check_same_options(const Start *s, const Options *options, const ModelSpec *now_spec)
+{
+    static const char FIXED[] = " arch layers hidden heads kv_heads head_dim ffn vocab seq_len tie_embeddings norm_eps "
+                                "rope_theta rope_scaling_factor rope_scaling_low_freq_factor "
+                                "rope_scaling_high_freq_factor rope_scaling_original_context precision master "
+                                "document_mask eot_token global_batch_tokens ";
+    static const char FREE[] = " batch steps lr lr_schedule warmup_steps final_lr_fraction "
+                               "wsd_decay_fraction weight_decay beta1 beta2 eps grad_clip ";
+    Options saved;
+    ModelSpec spec;
+    Error error;
+    options_defaults(&saved, VERB_TRAIN);
+    if (options_from_json(&saved, s->config, s->dir, &error) || start_spec(&saved, &spec, &error))
+        die("resume: %s: its config.json cannot be used: %s", s->dir, error.text);
+    Json *before = resolved_options(&saved, &spec), *now = resolved_options(options, now_spec);
+    for (const Json *option = json_first(now); option; option = json_next(option)) {
+        const char *key = json_key(option);
+        char *was = json_print(json_get(before, key), false), *is = json_print(option, false);
+        char *word = xformat(" %s ", key);
+        if (strcmp(was, is) && strstr(FIXED, word))
+            die("resume: %s is %s in %s and %s now; give the same, or start a new run", key, was, s->dir, is);
+        if (strcmp(was, is) && strstr(FREE, word))
+            note("note: %s is %s in %s and %s now; the run goes on with the new value", key, was, s->dir, is);
+        free(was);
+        free(is);
+        free(word);
+    }
+    json_free(before);
+    json_free(now);
+    options_free(&saved);
+}
+
+/* Reads the last consumed step again: the same bits, or the data changed behind our back. */
+static void check_receipt(const Start *s, DataLoader *data)
+{
+    StepData step;
+    Error error;
+    if (s->state.step == 0) return;
+    if (dataloader_next(data, &step, &error)) die("train_data: %s", error.text);
+    if (step.hash != s->state.last_batch_hash)
+        die("resume: the batch of step %" PRId64 " is not the one that %s was trained on: the files changed",
+            s->state.step, s->dir);
+}
+
+void start_check(const Start *s, const Options *options, const ModelSpec *spec, DataLoader *data)
+{
+    if (!s->dir) return;
+    check_same_options(s, options, spec);
+    if (s->state.seed != (uint64_t)options->seed)
+        die("resume: %s was trained with --seed %" PRIu64 "; give the same seed (it is in config.json)", s->dir,
+            s->state.seed);
+    if (s->state.file_list_hash != dataloader_file_list_hash(data))
+        die("resume: the training files are not those that %s was trained on (names, sizes or tokens differ); restore "
+            "them, or start a new run",
+            s->dir);
+    check_receipt(s, data);
+}
+
+void start_free(Start *s)
+{
+    free(s->dir);
+    json_free(s->config);
+    *s = (Start){0};
+}
