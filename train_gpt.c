@@ -15,5 +15,6 @@
 int main(int argc, char **argv)
 {
     static const Backend BACKEND = {cpu_open, cpu_isa, cpu_threads};
+    cpu_share_cores(argv);
     return program_main(argc, argv, &BACKEND);
 }

@@ -518,8 +518,7 @@ static int options_check(const Options *options, Error *error)
         return error_set(error, "compare needs two runs: compare RUN_A RUN_B");
     if (options->verb != VERB_TRAIN && options->verb != VERB_PLAN) return 0;
 
-    if (options_model(options, &config, error) || check_batch(options, error)) return -1;
-    return 0;
+    return options_model(options, &config, error) || check_batch(options, error) ? -1 : 0;
 }
 
 int options_parse(Options *options, int argc, char **argv, bool *help, Error *error)
@@ -533,7 +532,7 @@ int options_parse(Options *options, int argc, char **argv, bool *help, Error *er
     if (named && verb_find(argv[first++], &verb, error)) return -1;
     options->verb = verb;
 
-    for (int i = first; i < argc; i++) *help |= strcmp(argv[i], "--help") == 0;
+    for (int i = first; i < argc; i++) *help |= strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
     if (!*help) return read_arguments(options, argc, argv, first, error) ? -1 : options_check(options, error);
 
     const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL, *program = slash ? slash + 1 : argv[0];

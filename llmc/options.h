@@ -67,12 +67,12 @@ typedef struct {
 } Options;
 
 /* Parses argv, then checks what must hold between options: required ones, the model's shape, batches, steps. 0, or -1
- * with the reason in terms of the keys. `--help` and `help [verb]` print the verb's screen, or the list of verbs, to
+ * with the reason in terms of the keys. `--help`, `-h` and `help [verb]` print the verb's screen, or the list of verbs, to
  * stdout and set *help; the caller exits 0. Fills *options from nothing; options_free is due in every case. A value
  * that begins with "--" is written --key=VALUE; a boolean alone means true. */
 int options_parse(Options *options, int argc, char **argv, bool *help, Error *error);
 /* Reads values from an object: {"key": value, ...}, or a saved config.json with such an object as its "options".
- * Unknown keys are errors. A config file serves every verb: what the verb does not take is checked and has no effect.
+ * Unknown keys are errors. A config file serves every verb: what the verb does not take is checked and left alone.
  */
 int options_from_json(Options *options, const Json *object, const char *name, Error *error);
 /* All options of the verb `train`, in table order: what config.json saves. `overwrite` is left out: that permission is

@@ -131,7 +131,8 @@ wait_lines() { # wait_lines RUN COUNT: until the log has so many
 
 background() { # background ARGUMENT...: the program itself is $child
     called="$program $*"
-    env --default-signal=INT "$program" "$@" >"$scratch/out" 2>"$scratch/err" </dev/null & # a shell starts it ignored
+    # A shell starts it with SIGINT ignored. One that goes on all the same ends after a minute of work.
+    (ulimit -t 60 && exec env --default-signal=INT "$program" "$@") >"$scratch/out" 2>"$scratch/err" </dev/null &
     child=$!
 }
 
@@ -151,6 +152,16 @@ for signal in INT TERM; do
     check "SIG$signal: goes on" says out "continued from $(step_dir "$run" "$step")"
     check "SIG$signal: equals the undisturbed run" same_log "$run" "$scratch/undisturbed"
 done
+
+# Ignored from outside, as nohup and shells do it, a signal stays ignored.
+"$program" "${arguments[@]}" --run_dir "$scratch/ignored" >"$scratch/out" 2>"$scratch/err" </dev/null &
+child=$!
+check "SIGINT ignored from outside: log" wait_lines "$scratch/ignored" 3
+kill -INT "$child"
+wait "$child"
+code=$? child=
+check "SIGINT ignored from outside: exit code" exits 0
+check "SIGINT ignored from outside: runs to the end" same_log "$scratch/ignored" "$scratch/undisturbed"
 
 # Steps of a second or so: the second signal comes within one.
 for pair in 'INT INT 130' 'TERM TERM 143' 'INT TERM 143' 'TERM INT 130'; do

@@ -219,6 +219,22 @@ static void cpu_finish_step(StepResult *result, const double *piece, int64_t pie
     if (limit > 0 && result->grad_norm > limit) result->clip = (float)(limit / result->grad_norm);
 }
 
+void cpu_share_cores(char **argv)
+{
+#ifdef _OPENMP
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
+    setenv("GOMP_SPINCOUNT", "1000", 1); /* gcc: turns of a loop, some microseconds */
+    setenv("KMP_BLOCKTIME", "1", 1);     /* clang: milliseconds */
+    char path[4096];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1); /* by its own name, for ps and kill */
+    if (length <= 0) return;                                            /* where it cannot, the run goes on as it is */
+    path[length] = 0;
+    execv(path, argv);
+#else
+    (void)argv;
+#endif
+}
+
 int cpu_open(const Ops **out, const char *isa, int64_t threads, Error *error)
 {
     static const char *const NAMES[] = {"cpu portable", "cpu avx2", "cpu avx512", "cpu amx"};
