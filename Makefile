@@ -96,7 +96,7 @@ $(BUILD)/bench/%: dev/bench/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
 # A change of compiler or flags rebuilds everything.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(ISAS)' | cmp -s - $@ || echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(ISAS)' > $@
+	@echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(foreach isa,$(ISAS),$(isa) $(FLAGS_$(isa)))' | cmp -s - $@ || echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(foreach isa,$(ISAS),$(isa) $(FLAGS_$(isa)))' > $@
 FORCE:
 
 tests: $(TESTS)
