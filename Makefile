@@ -108,7 +108,7 @@ test-all: train_gpt tests ## the long suite (under 60 minutes)
 	@BUILD=$(BUILD) LLMC_TEST_ALL=1 test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
 
 test-asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@$(MAKE) BUILD=build/asan OPTIMIZE="-O1" EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" tests
+	@$(MAKE) -j $$(getconf _NPROCESSORS_ONLN) BUILD=build/asan OPTIMIZE="-O1" EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" tests
 	@BUILD=build/asan test/run.sh $(patsubst $(BUILD)/%,build/asan/%,$(TESTS))
 
 bench: $(patsubst dev/bench/%.c,$(BUILD)/bench/%,$(wildcard dev/bench/*.c)) ## build the benchmarks into build/bench

@@ -3,7 +3,7 @@
 # with exit code 0, prints a sample, and reaches the bits per byte that it is known for. Minutes: LLMC_TEST_ALL=1 only.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
-BOUND=2.4 # validation bits per byte after the last step: the figure is the same bits everywhere
+BOUND=2.06 # validation bits per byte after the last step: measured 2.0094, the same bits everywhere, and 0.05
 
 if [ "$long" != 1 ]; then
     skip "the demo" "minutes long; LLMC_TEST_ALL=1 runs it"
