@@ -260,8 +260,7 @@ static int write_files(const char *folder, const Model *model, const RunState *s
     return status;
 }
 
-/* Older ones beyond `keep`. What cannot be deleted is said: the new checkpoint is there all the same. */
-static void prune(const char *run_dir, int64_t newest, int64_t keep)
+void checkpoint_prune(const char *run_dir, int64_t newest, int64_t keep)
 {
     StepList list = list_steps(run_dir, false);
     int64_t older = 0;
@@ -302,7 +301,7 @@ int checkpoint_write(const char *run_dir, const Model *model, const RunState *st
     if (status)
         delete_folder(folder, NULL);
     else
-        prune(run_dir, state->step, keep);
+        checkpoint_prune(run_dir, state->step, keep);
     free(parent);
     free(final);
     free(folder);

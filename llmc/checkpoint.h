@@ -51,6 +51,9 @@ int checkpoint_load(const char *dir, Model *model, bool optimizer, Error *error)
  * which ones it skipped and why. 1 found, 0 there is none. */
 int checkpoint_newest(const char *run_dir, char **dir, RunState *state, Json **config);
 
+/* Deletes those before `newest` that are beyond `keep`; 0 keeps all. What cannot be deleted is said on stderr and stays. */
+void checkpoint_prune(const char *run_dir, int64_t newest, int64_t keep);
+
 /* How many step_* folders a run has; and deletes those of steps beyond `step` (-1: all). */
 int64_t checkpoint_count(const char *run_dir);
 int checkpoint_delete_after(const char *run_dir, int64_t step, Error *error);

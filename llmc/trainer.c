@@ -203,6 +203,7 @@ static void start(Trainer *t)
     write_config(t);
     t->peak_flops = t->model.ops->peak_flops(t->model.recipe.act);
     print_header(t, from.dir);
+    if (from.dir) checkpoint_prune(o->run_dir, t->state.step, o->keep_checkpoints); /* a kill may have left one more */
     start_free(&from);
 }
 
