@@ -10,6 +10,7 @@
 
 #include "cpu/backend.h"
 #include "cpu/cpu.h"
+#include "cpu/transpose.h"
 #include "numerics.h"
 
 static const char *const ISAS[] = {"portable", "avx2", "avx512", "amx"};
@@ -27,7 +28,8 @@ __attribute__((target("avx512f"))) static double peak_thread(void)
     int64_t rounds = 0;
     for (; now_seconds() - start < 0.1; rounds++)
         for (int n = 0; n < 10000; n++)
-            for (int i = 0; i < 12; i++) __asm__ volatile("vfmadd231ps %1, %2, %0" : "+v"(sum[i]) : "v"(x), "v"(y));
+            UNROLL for (int i = 0; i < 12;
+                        i++) __asm__ volatile("vfmadd231ps %1, %2, %0" : "+v"(sum[i]) : "v"(x), "v"(y));
     return (double)rounds * 10000 * 12 * 32 / (now_seconds() - start) * 1e-9;
 }
 #else
