@@ -13,6 +13,7 @@
  * weight gradient. What is `late` (recomputed) is left out forward and made by the same call backward. Precision,
  * sharding, streams: not here. Order: block, model, training and other uses, set-up, then the layout of all
  * activations.
+ * Over 600 lines because the layout mirrors the order of the calls: the two are read, and changed, together.
  */
 #include "gpt.h"
 
