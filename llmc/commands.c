@@ -4,8 +4,10 @@
 #include "checkpoint.h"
 #include "compare.h"
 #include "evaluate.h"
+#include "export.h"
 #include "generate.h"
 #include "plan.h"
+#include "quantize.h"
 #include "start.h"
 #include "tokenizer.h"
 
@@ -41,7 +43,7 @@ static void open_checkpoint(Model *model, const Options *options, const Machine 
     spec.recompute = RECOMPUTE_NONE;
     if (model_open(model, &spec, machine->ops, &error)) die("checkpoint %s: %s", options->checkpoint, error.text);
     if (checkpoint_load(options->checkpoint, model, false, &error)) die("checkpoint: %s", error.text);
-    gpt_enter_phase(&model->gpt, (uint32_t)state.step);
+    gpt_enter_step(&model->gpt, (uint32_t)state.step);
     json_free(config);
     options_free(&saved);
 }
@@ -136,6 +138,24 @@ int command_tokenize(const Options *options)
     if (tokenize_files(options->input, options->output, &tokens, &files, &error)) die("%s", error.text);
     printf("%s: %" PRId64 " tokens from %" PRId64 " %s\n", options->output, tokens, files,
            files == 1 ? "file" : "files");
+    return 0;
+}
+
+int command_quantize(const Options *options)
+{
+    Error error;
+    if (quantize_file(options, &error)) die("quantize: %s", error.text);
+    return 0;
+}
+
+int command_export(const Options *options, const Machine *machine)
+{
+    Model model;
+    Error error;
+    open_checkpoint(&model, options, machine, 0);
+    if (export_model(&model, options->output, options->format, &error)) die("export: %s", error.text);
+    printf("%s\n", options->output);
+    model_close(&model);
     return 0;
 }
 

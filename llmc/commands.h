@@ -11,6 +11,8 @@ int command_eval(const Options *options, const Machine *machine);
 int command_generate(const Options *options, const Machine *machine);
 int command_plan(const Options *options, const Machine *machine);
 int command_tokenize(const Options *options);
+int command_quantize(const Options *options);
+int command_export(const Options *options, const Machine *machine);
 int command_compare(const Options *options);
 
 C_END

@@ -14,7 +14,7 @@ typedef struct {
     uint64_t seed;
 } Sampling;
 
-/* Calls `emit` with every new token. The model was opened with `generate` and is in a phase (gpt_enter_phase); its
+/* Calls `emit` with every new token. The model was opened with `generate` and is in a phase (gpt_enter_step); its
  * layout is for generation afterwards. prompt [length], length >= 1; of a longer one than the context the end counts. 0
  * or -1 (no finite logit). */
 int generate(Model *model, const int32_t *prompt, int64_t length, const Sampling *sampling,

@@ -219,15 +219,12 @@ static void set_formats(Linear *w, const LinearFormats *f)
     w->weight.col.format = f->w_col;
 }
 
-/* The recipe's formats for this step. On a change, activations are laid out anew in the same memory, which was planned
- * for the widest phase; nothing lives in it between steps. */
-void gpt_enter_phase(GPT *gpt, uint32_t step)
+/* On a change of phase activations are laid out anew in the same memory, which was planned for the widest phase;
+ * nothing lives in it between steps. */
+static void enter_phase(GPT *gpt, int phase)
 {
     const Recipe *r = gpt->recipe;
-    int phase = r->phases - 1;
-    while (r->first_step[phase] > step) phase--;
     if (phase == gpt->phase) return;
-
     for (int64_t l = 0; l < gpt->config->L; l++) {
         const LinearFormats *f = &r->formats[(phase * gpt->config->L + l) * PROJ_COUNT];
         Block *w = &gpt->block[l];
@@ -239,6 +236,18 @@ void gpt_enter_phase(GPT *gpt, uint32_t step)
     set_formats(&gpt->head, &r->head);
     gpt->phase = phase;
     lay_out(gpt);
+}
+
+void gpt_enter_step(GPT *gpt, uint32_t step)
+{
+    gpt->step = step;
+    enter_phase(gpt, recipe_phase(gpt->recipe, step));
+    gpt->hooks.prepare_weights(gpt->hooks.context);
+}
+
+void gpt_enter_shadow(GPT *gpt)
+{
+    enter_phase(gpt, gpt->recipe->shadow_phase);
     gpt->hooks.prepare_weights(gpt->hooks.context);
 }
 
@@ -247,7 +256,7 @@ void gpt_gradients(GPT *gpt, const Step *step, const Batch *micro_batch, int64_t
     /* A forward pass that will be repeated makes no column views. */
     unsigned views = gpt->shape.recompute == RECOMPUTE_BLOCK ? VIEW_ROW : VIEW_ROW | VIEW_COL;
 
-    gpt_enter_phase(gpt, step->step);
+    if (gpt->phase < 0 || gpt->step != step->step) gpt_enter_step(gpt, step->step);
     gpt->ops->begin_step(step);
     for (int64_t m = 0; m < micro_steps; m++) {
         const Batch *batch = &micro_batch[m];
@@ -259,10 +268,17 @@ void gpt_gradients(GPT *gpt, const Step *step, const Batch *micro_batch, int64_t
     }
 }
 
+/* Evaluation and generation draw their rounding bits, where a recipe has any forward, as the step of the weights. */
+static void begin_use(const GPT *gpt, int64_t row0)
+{
+    gpt->ops->begin_step(&(Step){.seed = gpt->seed, .step = gpt->step});
+    gpt->ops->begin_micro_step(row0);
+}
+
 void gpt_evaluate(GPT *gpt, const Batch *batch)
 {
     Attention attn = attention_shape(gpt, batch, 0, gpt->shape.T);
-    gpt->ops->begin_micro_step(batch->row0);
+    begin_use(gpt, batch->row0);
     forward(gpt, batch, &attn, VIEW_ROW);
     classifier(gpt, batch, false);
 }
@@ -276,7 +292,7 @@ Tensor gpt_logits(GPT *gpt, const Batch *batch, int64_t position0)
     int64_t last = gpt->shape.T - 1;
     Tensor x = tensor_rows(s->x[gpt->config->L], last, 1), stats = tensor_rows(s->stats[gpt->config->L], last, 1);
 
-    op->begin_micro_step(position0);
+    begin_use(gpt, position0);
     forward(gpt, batch, &attn, VIEW_ROW);
     hooks->block_acquire(hooks->context, head_bucket(gpt), FORWARD);
     op->operand_from_norm(&s->f, x, stats, &gpt->final_norm, VIEW_ROW);
@@ -446,8 +462,10 @@ static const Tensor COMPUTED; /* "no source": the op computes what it quantizes 
 
 static int64_t stats_cols(const GPTConfig *c) { return c->norm == NORM_LAYERNORM ? 2 : 1; }
 
-static bool plain(Format f) { return f == FORMAT_FP32 || f == FORMAT_BF16; }
-static bool is_source(Format f, Tensor t) { return plain(f) && (f == FORMAT_FP32) == (t.dtype == DTYPE_FP32); }
+static bool is_source(Format f, Tensor t)
+{
+    return format_is_plain(f) && (f == FORMAT_FP32) == (t.dtype == DTYPE_FP32);
+}
 
 /* A view that is its source takes no memory. */
 static void place(Arena *arena, const Ops *op, Operand *o, unsigned view, Tensor source)
@@ -461,9 +479,14 @@ static void place(Arena *arena, const Ops *op, Operand *o, unsigned view, Tensor
                        arena_take(arena, op->view_bytes(&v->format, view, o->rows, o->cols)));
 }
 
-static bool one_memory(const Operand *o)
+static bool one_memory(const Operand *o) { return views_are_one(&o->row.format, &o->col.format); }
+
+/* The column view is in the row view's memory, or the other way round; each keeps its format. */
+static void share(View *to, const View *from)
 {
-    return plain(o->row.format.format) && o->row.format.format == o->col.format.format;
+    to->data = from->data;
+    to->block_scale = from->block_scale;
+    to->tensor_scale = from->tensor_scale;
 }
 
 /* What outlives the forward pass: the column view, and a row view that is the same memory. */
@@ -471,7 +494,7 @@ static void place_saved(Arena *arena, const Ops *op, Operand *o, Tensor source)
 {
     if (o->late & VIEW_COL) return;
     place(arena, op, o, VIEW_COL, source);
-    if (one_memory(o)) o->row.data = o->col.data;
+    if (one_memory(o)) share(&o->row, &o->col);
 }
 
 static void place_row(Arena *arena, const Ops *op, Operand *o, Tensor source)
@@ -484,11 +507,11 @@ static void place_late(Arena *arena, const Ops *op, Operand *o, Tensor source)
     if (o->late & VIEW_COL) place(arena, op, o, VIEW_COL, source);
 }
 
-static void place_gradient(Arena *arena, const Ops *op, Operand *o, Tensor source)
+void gpt_place_operand(Arena *arena, const Ops *op, Operand *o, Tensor source)
 {
     place(arena, op, o, VIEW_ROW, source);
     if (one_memory(o))
-        o->col.data = o->row.data;
+        share(&o->col, &o->row);
     else
         place(arena, op, o, VIEW_COL, source);
 }
@@ -503,7 +526,7 @@ static void block_operands(BlockActivations *s, const GPTConfig *c, const Linear
                            const Shape *shape)
 {
     const LinearFormats *qkv = &f[PROJ_QKV], *o = &f[PROJ_O], *up = &f[PROJ_UP], *down = &f[PROJ_DOWN];
-    ViewFormat none = {.format = FORMAT_NONE};
+    ViewFormat none = {0};
     bool train = shape->use == USE_TRAIN;
     unsigned late = train && shape->recompute == RECOMPUTE_OPERANDS ? VIEW_COL : 0;
     unsigned late_u = train && shape->recompute != RECOMPUTE_NONE ? VIEW_COL : 0; /* recomputation stops at h */
@@ -555,20 +578,20 @@ static void layout_backward(BlockActivations *s, Arena *arena, const Ops *op, co
 
     s->du = arena_tensor(arena, act, dx.rows, c->F); /* down's dgrad .. activation backward */
     inner = arena->used;
-    place_gradient(arena, op, &s->dy_down, dx);
+    gpt_place_operand(arena, op, &s->dy_down, dx);
     place_late(arena, op, &s->u, COMPUTED); /* ... down's two products */
     arena->used = inner;
-    place_gradient(arena, op, &s->dy_up, COMPUTED);
+    gpt_place_operand(arena, op, &s->dy_up, COMPUTED);
     place_late(arena, op, &s->b, COMPUTED); /* ... up's two products */
     arena->used = start;
 
     s->datt = arena_tensor(arena, act, dx.rows, c->NH * c->HD); /* o's dgrad .. attention backward */
     inner = arena->used;
-    place_gradient(arena, op, &s->dy_o, dx);
+    gpt_place_operand(arena, op, &s->dy_o, dx);
     place_late(arena, op, &s->o, s->att); /* ... o's two products */
     arena->used = inner;
     s->dqkv = arena_tensor(arena, act, dx.rows, config_qkv_cols(c)); /* attention backward .. qkv's products */
-    place_gradient(arena, op, &s->dy_qkv, s->dqkv);
+    gpt_place_operand(arena, op, &s->dy_qkv, s->dqkv);
     place_late(arena, op, &s->a, COMPUTED);
     arena->used = start;
 }
@@ -583,7 +606,7 @@ static int64_t classifier_chunk(int64_t N, int64_t Vp)
 static void layout_classifier(Activations *s, Arena *arena, const Ops *op, const GPTConfig *c, const LinearFormats *f,
                               DType act, bool train)
 {
-    ViewFormat none = {.format = FORMAT_NONE};
+    ViewFormat none = {0};
     size_t start = arena->used;
 
     s->logits = arena_tensor(arena, act, s->chunk, c->Vp);
@@ -592,7 +615,7 @@ static void layout_classifier(Activations *s, Arena *arena, const Ops *op, const
     place_row(arena, op, &s->f, COMPUTED);
     if (train) {
         s->dy_head = operand(s->chunk, c->Vp, (int)c->L, f->dy_row, f->dy_col, 0);
-        place_gradient(arena, op, &s->dy_head, s->logits);
+        gpt_place_operand(arena, op, &s->dy_head, s->logits);
         s->df = arena_tensor(arena, act, s->chunk, c->C);
     }
     arena->used = start;

@@ -69,7 +69,7 @@ typedef struct {
     void (*block_acquire)(void *context, int bucket, Direction direction);
     void (*block_release)(void *context, int bucket, Direction direction);
     void (*grads_ready)(void *context, int bucket); /* this micro-batch's gradient of the bucket is complete */
-    void (*prepare_weights)(void *context);         /* views are stale: after adamw, resume, or a change of recipe */
+    void (*prepare_weights)(void *context);         /* views are stale: after adamw, resume, or a change of phase */
 } Hooks;
 
 typedef struct {
@@ -78,7 +78,9 @@ typedef struct {
     const Recipe *recipe;
     Hooks hooks;
     Shape shape;
-    int phase; /* of the recipe; -1 before the first step */
+    int phase;     /* of the recipe; -1 before the first step */
+    uint64_t seed; /* of stochastic rounding; set by whoever creates the GPT */
+    uint32_t step; /* for which the weights' views were made */
 
     Block *block;                /* [L] owned */
     Tensor wte, wpe, dwte, dwpe; /* [Vp, C], [T, C] */
@@ -112,8 +114,14 @@ ParamPlace gpt_place(GPT *gpt, const Param *param);
 void gpt_tie_head(GPT *gpt); /* tied models: the head reads wte and adds to dwte, both bound before */
 
 void gpt_set_shape(GPT *gpt,
-                   const Shape *shape);        /* lays the activations out anew; nothing in them survives but caches */
-void gpt_enter_phase(GPT *gpt, uint32_t step); /* formats of this step; also before the first evaluation */
+                   const Shape *shape); /* lays the activations out anew; nothing in them survives but caches */
+/* Formats of this step, and every view of the weights made anew: after parameters were loaded or updated, and before
+ * the first evaluation. On a change of phase the activations are laid out anew too. */
+void gpt_enter_step(GPT *gpt, uint32_t step);
+/* The recipe's shadow phase, until the next gpt_enter_step. */
+void gpt_enter_shadow(GPT *gpt);
+/* Places the views of an operand that is made from `source` (Tensor{0}: by computation) and lives as a whole. */
+void gpt_place_operand(Arena *arena, const Ops *op, Operand *o, Tensor source);
 
 /* Gradient accumulation: adds this rank's micro-batches, and through grads_ready all ranks', to sums that the optimizer
  * left at zero. */

@@ -16,7 +16,7 @@
 
 #include <math.h>
 
-/* ---- primitives for float ---- */
+/* ---- primitives for float; add, sub, mul, div, abs are in numerics.h ---- */
 
 /* fma with one rounding. Without the instruction: the product of two floats is exact in double, TwoSum gives the sum's
  * error, and rounding the double to odd makes its second rounding harmless (Boldo, Melquiond 2008). */
@@ -38,11 +38,6 @@ LLMC_INLINE float f32_fma(float a, float b, float c)
 }
 
 LLMC_INLINE float f32_set1(float x) { return x; }
-LLMC_INLINE float f32_add(float a, float b) { return a + b; }
-LLMC_INLINE float f32_sub(float a, float b) { return a - b; }
-LLMC_INLINE float f32_mul(float a, float b) { return a * b; }
-LLMC_INLINE float f32_div(float a, float b) { return a / b; }
-LLMC_INLINE float f32_abs(float a) { return f32_from_bits(f32_bits(a) & 0x7fffffffu); }
 LLMC_INLINE float f32_copysign(float a, float sign)
 {
     return f32_from_bits((f32_bits(a) & 0x7fffffffu) | (f32_bits(sign) & 0x80000000u));

@@ -52,6 +52,7 @@ static void lay_out(Model *model)
     model->workspace = arena_take(arena, ops->workspace_bytes(&model->need));
 
     gpt_create(&model->gpt, &s->config, ops, &model->recipe, arena);
+    model->gpt.seed = s->seed;
     if (s->B) lay_out_activations(model, batch);
     if (s->generate) lay_out_activations(model, generate);
 }
@@ -59,7 +60,7 @@ static void lay_out(Model *model)
 int model_plan(Model *model, const ModelSpec *spec, const Ops *ops, Error *error)
 {
     *model = (Model){.spec = *spec, .ops = ops};
-    if (recipe_make(&model->recipe, &model->spec.config, spec->precision, spec->master, error)) return -1;
+    if (recipe_make(&model->recipe, &model->spec.config, &spec->recipe, error)) return -1;
     model->table = params_table(&model->spec.config, model->recipe.master);
     lay_out(model);
     return 0;

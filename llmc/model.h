@@ -16,8 +16,8 @@ C_BEGIN
 
 typedef struct {
     GPTConfig config;
-    Precision precision;
-    Master master;
+    RecipeSpec recipe;
+    uint64_t seed;          /* of stochastic rounding */
     bool train, generate;   /* which uses memory is laid out for; without train: evaluation, if B > 0 */
     int64_t B, micro_steps; /* sequences of a micro-batch, micro-batches a step (of this rank) */
     Recompute recompute;

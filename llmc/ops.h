@@ -46,6 +46,7 @@ typedef struct {  /* from which a backend computes its workspace; the largest of
     int64_t cols; /* widest row that is summed over tokens: bias and gain gradients */
     int64_t V;    /* vocabulary, unpadded */
     int64_t head_dim, group; /* group = query heads per key head */
+    int64_t weight_rows;     /* most rows of a quantized weight; 0: nothing is quantized */
 } Need;
 
 enum { OPS_MAX_HEAD_DIM = 256 }; /* what attention and RoPE have room for */
@@ -76,8 +77,25 @@ typedef struct {       /* 16-row-aligned rows of one parameter: what one rank up
     bool decay;
 } ParamSlice;
 
+enum { PRODUCT_FPROP, PRODUCT_DGRAD, PRODUCT_WGRAD, PRODUCT_COUNT };
+
+typedef struct { /* matrix products of linear layers since the backend was opened, by kind and operand format */
+    int64_t count[PRODUCT_COUNT][FORMAT_COUNT];
+} ProductCounts;
+
+typedef struct { /* what quantization did to the operands of one layer and role, summed over calls */
+    int64_t elements;
+    int64_t zeroed;              /* not zero before, zero after */
+    int64_t clipped;             /* beyond 6 after scaling */
+    int64_t blocks, zero_blocks; /* block scale 0 */
+    double error2, signal2;      /* sums of (after - before)^2 and before^2 */
+} QuantStats;
+
+enum { OPERAND_ROLES = 4 * OPERAND_COPIES }; /* 4 projections (recipe.h) */
+
 typedef struct {
     const char *name; /* "cpu amx", ... */
+    bool native_fp4;  /* NVFP4 products run in hardware */
 
     /* -- memory and run state -- */
     void *(*alloc)(size_t bytes); /* zeroed; once per run: the arena; dies when there is not so much */
@@ -91,6 +109,10 @@ typedef struct {
     double (*peak_flops)(DType dtype); /* FLOP/s that matrix products could reach: measured once, or the data sheet's */
     void (*begin_step)(const Step *step);
     void (*begin_micro_step)(int64_t row0); /* global row of this micro-batch's first token: (m R + r) N */
+    void (*product_counts)(ProductCounts *counts);
+    /* From now on every quantization adds to stats[layer * OPERAND_ROLES + role - ROLE_OPERAND] (host memory, the
+     * caller's); NULL: no longer. Slow; changes no result. */
+    void (*measure)(QuantStats *stats);
 
     /* -- operands: make the asked views of `o` (0: nothing; a view that is its source: nothing) -- */
     size_t (*view_bytes)(const ViewFormat *format, unsigned view, int64_t rows, int64_t cols);
@@ -105,7 +127,9 @@ typedef struct {
     void (*linear_forward)(Tensor y, const Operand *x, const Linear *w);            /* y [N, out] act, + bias */
     void (*linear_backward_input)(Tensor dx, const Operand *dy, const Linear *w);   /* dx [N, in] act */
     void (*linear_backward_weight)(Linear *w, const Operand *dy, const Operand *x); /* w->dW += */
-    void (*weight_prepare)(Linear *w, Tensor master); /* views from the whole master, once per optimizer step */
+    /* views from the whole master, once per optimizer step; seed and step place stochastic rounding: the step that will
+     * read them */
+    void (*weight_prepare)(Linear *w, Tensor master, uint64_t seed, uint32_t step);
 
     /* -- residual stream and norms -- */
     void (*embedding_forward)(Tensor x, Tensor stats, const int32_t *tokens, Tensor wte, Tensor wpe, int64_t T,

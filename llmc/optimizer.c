@@ -31,7 +31,7 @@ StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
         ParamSlice slice = zero_slice(zero, i);
         ops->adamw(&slice, optimizer->result);
     }
-    zero->gpt->hooks.prepare_weights(zero->gpt->hooks.context);
+    gpt_enter_step(zero->gpt, zero->gpt->step + 1);
     ops->copy_out(&result, optimizer->result, sizeof result);
     return result;
 }

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum { TYPE_INT, TYPE_DOUBLE, TYPE_BOOL, TYPE_CHOICE, TYPE_STRING, TYPE_CONFIG, TYPE_HEADING } Type;
+typedef enum { TYPE_INT, TYPE_DOUBLE, TYPE_BOOL, TYPE_CHOICE, TYPE_SET, TYPE_STRING, TYPE_CONFIG, TYPE_HEADING } Type;
 
 typedef struct {
     const char *key;
@@ -20,7 +20,8 @@ typedef struct {
     size_t offset;
     const char *fallback; /* the default */
     double min, max;      /* numbers: both allowed */
-    const char *choices;  /* "a|b|c": the only values; a TYPE_CHOICE is stored as the place in this list */
+    const char *choices;  /* "a|b|c": the only values; a TYPE_CHOICE is stored as the place in this list, a
+                            TYPE_SET (written with commas) as the set of places */
     const char *help;
 } Option;
 
@@ -29,10 +30,12 @@ enum {
     EVAL = 1 << VERB_EVAL,
     GENERATE = 1 << VERB_GENERATE,
     TOKENIZE = 1 << VERB_TOKENIZE,
+    QUANTIZE = 1 << VERB_QUANTIZE,
     PLAN = 1 << VERB_PLAN,
     COMPARE = 1 << VERB_COMPARE,
+    EXPORT = 1 << VERB_EXPORT,
     MODEL = TRAIN | PLAN,
-    MACHINE = TRAIN | EVAL | GENERATE | PLAN,
+    MACHINE = TRAIN | EVAL | GENERATE | PLAN | EXPORT,
     ALL = (1 << VERB_COUNT) - 1,
     REQUIRED = 1 << 16, /* a string that may not stay empty */
     NOT_SAVED = 1 << 17 /* not in config.json: what was allowed once is not allowed to whoever reads that file */
@@ -40,7 +43,7 @@ enum {
 
 _Static_assert(sizeof(Arch) == sizeof(unsigned) && sizeof(LrSchedule) == sizeof(unsigned) &&
                    sizeof(Precision) == sizeof(unsigned) && sizeof(Master) == sizeof(unsigned) &&
-                   sizeof(Recompute) == sizeof(unsigned),
+                   sizeof(Recompute) == sizeof(unsigned) && sizeof(FourSixScope) == sizeof(unsigned),
                "a TYPE_CHOICE is stored as unsigned");
 
 #define HEADING(text)                                                                                                  \
@@ -63,6 +66,10 @@ _Static_assert(sizeof(Arch) == sizeof(unsigned) && sizeof(LrSchedule) == sizeof(
 #define ENUM(key, fallback, choices, verbs, help)                                                                      \
     {                                                                                                                  \
 #key, TYPE_CHOICE, verbs, FIELD(key), fallback, 0, 0, choices, help                                            \
+    }
+#define RECIPE(key, fallback, choices, help)                                                                           \
+    {                                                                                                                  \
+#key, TYPE_CHOICE, MODEL, FIELD(recipe.key), fallback, 0, 0, choices, help                                     \
     }
 #define TEXT(key, fallback, choices, verbs, help)                                                                      \
     {                                                                                                                  \
@@ -109,12 +116,29 @@ static const Option OPTIONS[] = {
     NUM(beta2, "0.95", 0, 0.999999, TRAIN, "AdamW"),
     NUM(eps, "1e-8", 1e-30, 1, TRAIN, "AdamW"),
     NUM(grad_clip, "1.0", 0, 1e9, TRAIN, "largest gradient norm; 0: off"),
-    INT(seed, "1", 0, 0x1p53, TRAIN | GENERATE, "of all random numbers"),
-    ENUM(precision, "bf16", "fp32|bf16", MODEL, ""),
-    ENUM(master, "default", "default|bf16|fp32", MODEL, "fp32 for fp32, else bf16"),
+    INT(seed, "1", 0, 0x1p53, TRAIN | GENERATE | QUANTIZE, "of all random numbers"),
     ENUM(recompute, "none", "none|operands|block", MODEL, "less memory, same bits"),
     BOOL(document_mask, "false", MODEL, "attention stays within a document"),
     INT(eot_token, "-1", -1, CONFIG_MAX_VOCAB, TRAIN, "starts a document; -1: vocab - 1"),
+
+    HEADING("precision; from bf16_first_layers on for nvfp4"),
+    RECIPE(precision, "auto", "fp32|bf16|nvfp4|auto", ""),
+    RECIPE(master, "default", "default|bf16|fp32", "fp32 for fp32, else bf16"),
+    {"bf16_first_layers", TYPE_INT, MODEL, FIELD(recipe.bf16_first_layers), "0", 0, CONFIG_MAX_LAYERS, NULL, "blocks in BF16"},
+    {"bf16_last_layers", TYPE_INT, MODEL, FIELD(recipe.bf16_last_layers), "-1", -1, CONFIG_MAX_LAYERS, NULL, "-1: 15%, rounded up"},
+    {"quantize_projections", TYPE_SET, MODEL, FIELD(recipe.quantize_projections), "qkv,o,up,down", 0, 0, "qkv|o|up|down", "with commas"},
+    RECIPE(fprop, "nvfp4", "nvfp4|bf16", "Y = X W^T"),
+    RECIPE(dgrad, "nvfp4", "nvfp4|bf16", "dX = dY W"),
+    RECIPE(wgrad, "nvfp4", "nvfp4|bf16", "dW = dY^T X"),
+    RECIPE(weight_blocks, "16x16", "16x16|1x16", "of W in fprop and dgrad"),
+    RECIPE(rht, "wgrad", "wgrad|off", "Hadamard transform"),
+    RECIPE(stochastic_rounding, "gradients", "gradients|off|all", ""),
+    {"tensor_scale", TYPE_CHOICE, MODEL | QUANTIZE, FIELD(recipe.tensor_scale), "amax", 0, 0, "amax|pow2", ""},
+    RECIPE(four_over_six, "off", "off|activations|weights|both", "row copies"),
+    RECIPE(four_over_six_metric, "mae", "mae|mse", ""),
+    RECIPE(gradient_headroom, "1", "1|17/16", "amax of gradients, times"),
+    {"switch_to_bf16_at", TYPE_DOUBLE, MODEL, FIELD(recipe.switch_to_bf16_at), "1", 0, 1, NULL, "of the steps; 1: never"},
+    RECIPE(switch_scope, "forward", "forward|all", "what switches"),
 
     HEADING("data and run"),
     TEXT(train_data, "", NULL, TRAIN | REQUIRED, "token files: globs, commas between"),
@@ -126,10 +150,14 @@ static const Option OPTIONS[] = {
     INT(checkpoint_every, "0", 0, STEPS_MAX, TRAIN, "steps between checkpoints"),
     INT(keep_checkpoints, "2", 0, STEPS_MAX, TRAIN, "newest ones that stay; 0: all"),
     INT(hash_every, "0", 0, STEPS_MAX, TRAIN, "steps between lines with state_hash"),
+    INT(telemetry_every, "0", 0, STEPS_MAX, TRAIN, "steps between quantization errors"),
+    INT(shadow_every, "0", 0, STEPS_MAX, MODEL, "steps between comparisons with BF16"),
+    BOOL(telemetry_table, "false", TRAIN, "both also on the console"),
     TEXT(run_dir, "runs/default", NULL, TRAIN | REQUIRED, "log, config, checkpoints"),
     TEXT(resume, "never", NULL, TRAIN | REQUIRED, "never, auto or a checkpoint's path"),
     BOOL(overwrite, "false", TRAIN | NOT_SAVED, "a run in run_dir may be replaced"),
-    TEXT(checkpoint, "", NULL, EVAL | GENERATE | REQUIRED, "folder of a checkpoint"),
+    BOOL(allow_recipe_change, "false", TRAIN | NOT_SAVED, "resume in another precision"),
+    TEXT(checkpoint, "", NULL, EVAL | GENERATE | EXPORT | REQUIRED, "folder of a checkpoint"),
     TEXT(data, "", NULL, EVAL | REQUIRED, "token files: globs, commas between"),
     TEXT(prompt, "", NULL, GENERATE, "the text to go on from"),
     INT(tokens, "256", 1, 1 << 20, GENERATE, "how many to generate"),
@@ -137,6 +165,19 @@ static const Option OPTIONS[] = {
     INT(top_k, "40", 0, CONFIG_MAX_VOCAB, GENERATE, "only the k likeliest; 0: all"),
     TEXT(input, "", NULL, TOKENIZE | REQUIRED, "text files: globs, commas between"),
     TEXT(output, "", NULL, TOKENIZE | REQUIRED, "token file to write (.bin)"),
+    TEXT(input, "", NULL, QUANTIZE | REQUIRED, "X.f32 (raw little-endian) or F.safetensors"),
+    TEXT(output, "", NULL, QUANTIZE | REQUIRED, "prefix of .codes, .packed, .scales, .json"),
+    INT(rows, "0", 0, 0x1p40, QUANTIZE, "of X.f32"),
+    INT(cols, "0", 0, 0x1p40, QUANTIZE, "of X.f32"),
+    TEXT(tensor, "", NULL, QUANTIZE, "its name in F.safetensors"),
+    ENUM(blocks, "1x16", "1x16|16x16", QUANTIZE, ""),
+    ENUM(rounding, "nearest", "nearest|stochastic", QUANTIZE, ""),
+    {"rht", TYPE_BOOL, QUANTIZE, FIELD(quantize_rht), "off", 0, 0, NULL, "Hadamard transform along columns"},
+    BOOL(transpose, "off", QUANTIZE, "first of all"),
+    {"four_over_six", TYPE_CHOICE, QUANTIZE, FIELD(quantize_four_over_six), "off", 0, 0, "off|mae|mse", ""},
+    INT(row0, "0", 0, STEPS_MAX, QUANTIZE, "random bits: number of the first row"),
+    TEXT(output, "", NULL, EXPORT | REQUIRED, "folder to write"),
+    ENUM(format, "bf16", "bf16|nvfp4", EXPORT, "nvfp4: llama and qwen3"),
     NUM(max_gap, "-1", -1, 1000, COMPARE, "exit 3 if B's mean loss is higher by more"),
     INT(block_steps, "10", 1, STEPS_MAX, COMPARE, "steps of a block"),
 
@@ -155,7 +196,9 @@ static const struct {
     [VERB_EVAL] = {"eval", "", "loss and bits per byte of a checkpoint on token files"},
     [VERB_GENERATE] = {"generate", "", "text from a checkpoint"},
     [VERB_TOKENIZE] = {"tokenize", "", "text files to one file of byte tokens"},
+    [VERB_QUANTIZE] = {"quantize", "", "one tensor to NVFP4, with statistics: to study the format"},
     [VERB_PLAN] = {"plan", "", "parameters and memory of a run, without running it"},
+    [VERB_EXPORT] = {"export", "", "a checkpoint as a Hugging Face folder, BF16 or NVFP4"},
     [VERB_COMPARE] = {"compare", " RUN_A RUN_B", "gap of loss, B - A; a side may be several runs: A1,A2"},
 };
 
@@ -174,6 +217,39 @@ static int choice_index(const char *choices, const char *text)
         choices = choices[width] ? choices + width + 1 : NULL;
     }
     return -1;
+}
+
+/* "qkv,up" -> set of places, or -1. */
+static int choice_set(const char *choices, const char *text)
+{
+    int set = 0;
+    for (const char *p = text; p;) {
+        size_t width = strcspn(p, ",");
+        char word[32];
+        snprintf(word, sizeof word, "%.*s", (int)width, p);
+        int index = choice_index(choices, word);
+        if (index < 0) return -1;
+        set |= 1 << index;
+        p = p[width] ? p + width + 1 : NULL;
+    }
+    return set;
+}
+
+/* The text of a choice or set; owned by the caller. */
+static char *choices_text(const Option *o, unsigned value)
+{
+    char *text = xstrdup("");
+    const char *choice = o->choices;
+    for (unsigned i = 0; choice; i++) {
+        size_t width = strcspn(choice, "|");
+        if (o->type == TYPE_SET ? value >> i & 1 : value == i) {
+            char *longer = xformat("%s%s%.*s", text, *text ? "," : "", (int)width, choice);
+            free(text);
+            text = longer;
+        }
+        choice = choice[width] ? choice + width + 1 : NULL;
+    }
+    return text;
 }
 
 static int option_refuse(const Option *o, const char *text, const char *where, Error *error)
@@ -209,6 +285,8 @@ static int option_set(Options *options, const Option *o, const char *text, const
         *(bool *)field = choice_index("true|1|on", text) >= 0;
     } else if (o->type == TYPE_CHOICE && choice_index(o->choices, text) >= 0) {
         *(unsigned *)field = (unsigned)choice_index(o->choices, text);
+    } else if (o->type == TYPE_SET && choice_set(o->choices, text) >= 0) {
+        *(unsigned *)field = (unsigned)choice_set(o->choices, text);
     } else if (o->type == TYPE_STRING && (!o->choices || choice_index(o->choices, text) >= 0)) {
         free(*(char **)field);
         *(char **)field = xstrdup(text);
@@ -232,7 +310,11 @@ void options_defaults(Options *options, Verb verb)
 void options_free(Options *options)
 {
     for (const Option *o = OPTIONS; o < OPTIONS + OPTION_COUNT; o++)
-        if (o->type == TYPE_STRING) free(*(char **)((char *)options + o->offset));
+        if (o->type == TYPE_STRING) {
+            char **field = (char **)((char *)options + o->offset); /* rows of different verbs may share one */
+            free(*field);
+            *field = NULL;
+        }
     free(options->compare_a);
     free(options->compare_b);
     memset(options, 0, sizeof *options);
@@ -263,8 +345,12 @@ static const Option *option_find(const char *key, Verb verb, const char *where, 
 {
     const Option *nearest = OPTIONS; /* --config, of every verb */
     int best = edit_distance(key, nearest->key);
+    const Option *of_other_verb = NULL; /* a key may mean different things to different verbs */
     for (const Option *o = OPTIONS; o < OPTIONS + OPTION_COUNT; o++) {
-        if (o->type != TYPE_HEADING && strcmp(o->key, key) == 0) return o;
+        if (o->type != TYPE_HEADING && strcmp(o->key, key) == 0) {
+            if (takes(verb, o)) return o;
+            if (!of_other_verb) of_other_verb = o;
+        }
         if (!takes(verb, o)) continue;
         int distance = edit_distance(key, o->key);
         if (distance < best) {
@@ -272,6 +358,7 @@ static const Option *option_find(const char *key, Verb verb, const char *where, 
             nearest = o;
         }
     }
+    if (of_other_verb) return of_other_verb;
     error_set(error, "%s%.80s is not an option; the nearest is %s (`%s --help` lists all)", where, key, nearest->key,
               verb_name(verb));
     return NULL;
@@ -348,11 +435,9 @@ void options_to_json(const Options *options, Json *object)
         if (o->type == TYPE_DOUBLE) json_add_double(object, o->key, *(const double *)field);
         if (o->type == TYPE_BOOL) json_add_bool(object, o->key, *(const bool *)field);
         if (o->type == TYPE_STRING) json_add_string(object, o->key, *(char *const *)field);
-        if (o->type != TYPE_CHOICE) continue;
+        if (o->type != TYPE_CHOICE && o->type != TYPE_SET) continue;
 
-        const char *choice = o->choices;
-        for (unsigned i = *(const unsigned *)field; i > 0; i--) choice = strchr(choice, '|') + 1;
-        char *text = xformat("%.*s", (int)strcspn(choice, "|"), choice);
+        char *text = choices_text(o, *(const unsigned *)field);
         json_add_string(object, o->key, text);
         free(text);
     }

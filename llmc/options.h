@@ -18,7 +18,19 @@
 
 C_BEGIN
 
-typedef enum { VERB_TRAIN, VERB_EVAL, VERB_GENERATE, VERB_TOKENIZE, VERB_PLAN, VERB_COMPARE, VERB_COUNT } Verb;
+typedef enum {
+    VERB_TRAIN,
+    VERB_EVAL,
+    VERB_GENERATE,
+    VERB_TOKENIZE,
+    VERB_QUANTIZE,
+    VERB_PLAN,
+    VERB_COMPARE,
+    VERB_EXPORT,
+    VERB_COUNT
+} Verb;
+
+typedef enum { EXPORT_BF16, EXPORT_NVFP4 } ExportFormat;
 
 /* Values of all options. Strings are owned by the struct (options_free). A string that was not given is "". */
 typedef struct {
@@ -41,8 +53,7 @@ typedef struct {
     int64_t warmup_steps;
     double final_lr_fraction, wsd_decay_fraction, weight_decay, beta1, beta2, eps, grad_clip;
     int64_t seed;
-    Precision precision;
-    Master master;
+    RecipeSpec recipe; /* steps and shadow: filled by start_spec */
     Recompute recompute;
     bool document_mask;
     int64_t eot_token; /* -1: vocab - 1 */
@@ -50,20 +61,29 @@ typedef struct {
     /* data and run */
     char *train_data, *val_data;
     int64_t val_every, val_batches, sample_every, sample_tokens, checkpoint_every, keep_checkpoints, hash_every;
-    char *run_dir, *resume; /* resume: "never", "auto" or a path */
-    bool overwrite;
+    int64_t telemetry_every, shadow_every; /* steps; 0: never */
+    bool telemetry_table;                  /* telemetry on the console too */
+    char *run_dir, *resume;                /* resume: "never", "auto" or a path */
+    bool overwrite, allow_recipe_change;
 
     /* machine */
     int64_t threads; /* 0: all cores this process may use */
     char *isa;       /* "auto", "portable", "avx2", "avx512", "amx" */
 
-    /* eval, generate, tokenize, compare */
+    /* eval, generate, tokenize, quantize, compare, export */
     char *checkpoint, *data, *prompt, *input, *output;
     int64_t tokens, top_k;       /* top_k 0: all */
     double temperature;          /* 0: greedy */
     double max_gap;              /* < 0: none */
     int64_t block_steps;         /* compare: steps a block */
     char *compare_a, *compare_b; /* the two positional arguments of compare; each a comma-separated list of runs */
+    int64_t rows, cols, row0;    /* quantize: of a raw file; Philox row of the first row */
+    char *tensor;                /* quantize: name within a safetensors file */
+    ScaleBlock blocks;
+    Rounding rounding;
+    bool quantize_rht, transpose;
+    FourOverSix quantize_four_over_six;
+    ExportFormat format;
 } Options;
 
 /* Parses argv, then checks what must hold between options: required ones, the model's shape, batches, steps. 0, or -1

@@ -28,8 +28,11 @@ typedef enum {
     ROLE_SAMPLE,                    /* token sampling in generate: row = position */
     ROLE_INIT,                      /* parameter initialisation: + ParamKind in the low bits, see philox_param_role */
     ROLE_MASTER = ROLE_INIT + 32,   /* stochastic rounding of BF16 master weights: + ParamKind */
-    ROLE_OPERAND = ROLE_MASTER + 32 /* stochastic rounding of NVFP4 operands: + projection * copies + copy */
+    ROLE_OPERAND = ROLE_MASTER + 32 /* stochastic rounding of NVFP4 operands: + projection * OPERAND_COPIES + copy */
 } PhiloxRole;
+
+/* The copies in which the operands of a linear layer's three products exist; each is rounded with bits of its own. */
+typedef enum { COPY_X_ROW, COPY_X_COL, COPY_DY_ROW, COPY_DY_COL, COPY_W_ROW, COPY_W_COL, OPERAND_COPIES } OperandCopy;
 
 typedef struct {
     uint32_t word[4];

@@ -12,7 +12,8 @@ int program_main(int argc, char **argv, const Backend *backend)
     if (options_parse(&options, argc, argv, &help, &error)) die_usage("%s", error.text);
 
     Machine machine = {0};
-    bool computes = !help && options.verb != VERB_TOKENIZE && options.verb != VERB_COMPARE;
+    bool computes = !help && options.verb != VERB_TOKENIZE && options.verb != VERB_COMPARE &&
+                    options.verb != VERB_QUANTIZE;
     if (computes && backend->open(&machine.ops, options.isa, options.threads, &error)) die_usage("%s", error.text);
     if (computes) machine.isa = backend->isa(), machine.threads = backend->threads();
     if (help) {
@@ -30,6 +31,12 @@ int program_main(int argc, char **argv, const Backend *backend)
             break;
         case VERB_PLAN:
             code = command_plan(&options, &machine);
+            break;
+        case VERB_EXPORT:
+            code = command_export(&options, &machine);
+            break;
+        case VERB_QUANTIZE:
+            code = command_quantize(&options);
             break;
         case VERB_TOKENIZE:
             code = command_tokenize(&options);

@@ -10,8 +10,8 @@
 
 int start_spec(const Options *o, ModelSpec *spec, Error *error)
 {
-    *spec = (ModelSpec){.precision = o->precision,
-                        .master = o->master,
+    *spec = (ModelSpec){.recipe = o->recipe,
+                        .seed = (uint64_t)o->seed,
                         .train = true,
                         .generate = o->sample_every > 0,
                         .B = o->batch,
@@ -70,7 +70,7 @@ void start_choose(Start *s, const Options *o)
 static Json *resolved_options(const Options *options, const ModelSpec *spec)
 {
     const GPTConfig *c = &spec->config;
-    bool fp32 = spec->precision == PRECISION_FP32 || spec->master == MASTER_FP32;
+    bool fp32 = spec->recipe.precision == PRECISION_FP32 || spec->recipe.master == MASTER_FP32;
     Options o = *options; /* its strings belong to `options` */
     o.kv_heads = c->NKV;
     o.head_dim = c->HD;
@@ -78,7 +78,7 @@ static Json *resolved_options(const Options *options, const ModelSpec *spec)
     o.norm_eps = (double)c->norm_eps;
     o.eot_token = spec->eot_token;
     o.global_batch_tokens = spec->micro_steps * spec->B * c->T;
-    o.master = fp32 ? MASTER_FP32 : MASTER_BF16;
+    o.recipe.master = fp32 ? MASTER_FP32 : MASTER_BF16;
     Json *object = json_new_object();
     options_to_json(&o, object);
     return object;

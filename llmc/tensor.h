@@ -10,7 +10,8 @@
  * So an Operand has a row view and a column view, each with its own ViewFormat. The model asks for views; it never asks
  * what is in them. Three rules keep memory small, all applied by the layout in gpt.c:
  *   1. a plain (FP32/BF16) view is stored as the source, never transposed, so plain row and column views are one
- *      memory, written once;
+ *      memory, written once; so are those of a weight in 16 x 16 blocks, whose transposed codes are the same codes
+ *      (views_are_one; a backend that needs them transposed keeps both within the one memory);
  *   2. a plain view of a tensor that already has that dtype is that tensor;
  *   3. a view that the backward pass makes itself is `late`: the forward pass leaves it out.
  *
@@ -19,7 +20,7 @@
 #ifndef LLMC_TENSOR_H
 #define LLMC_TENSOR_H
 
-#include "common.h"
+#include "nvfp4.h"
 
 C_BEGIN
 
@@ -56,10 +57,13 @@ static inline Tensor tensor_cols(Tensor t, int64_t col0, int64_t cols)
 
 /* ---- number formats: filled by recipe.c, one LinearFormats per block x projection x range of steps ---- */
 
-typedef enum { FORMAT_NONE, FORMAT_FP32, FORMAT_BF16 } Format;
+typedef enum { FORMAT_NONE, FORMAT_FP32, FORMAT_BF16, FORMAT_NVFP4, FORMAT_COUNT } Format;
 
-typedef struct { /* how one copy of one operand is made */
+typedef struct { /* how one copy of one operand is made; all but `format` is for NVFP4 */
     Format format;
+    Nvfp4Form nvfp4;
+    bool rht;     /* random Hadamard transform over 16 rows of the source; column views only */
+    uint8_t role; /* Philox field: ROLE_OPERAND + projection * OPERAND_COPIES + copy */
 } ViewFormat;
 
 typedef struct { /* fprop = x_row . w_row, dgrad = dy_row . w_col, wgrad = dy_col . x_col */
@@ -72,7 +76,9 @@ enum { VIEW_ROW = 1, VIEW_COL = 2 }; /* a set of views is an unsigned */
 
 typedef struct {
     ViewFormat format;
-    void *data; /* [rows, cols] of the source, contiguous */
+    void *data;           /* plain: [rows, cols] of the source, contiguous; NVFP4: E2M1 codes, 8 bytes a block of 16 */
+    uint8_t *block_scale; /* NVFP4: E4M3, one a block, in the order of the blocks (the backend's own) */
+    float *tensor_scale;  /* NVFP4: [1] amax, or S_dec in pow2 mode (Nvfp4Scale.stored) */
 } View;
 
 typedef struct {
@@ -82,6 +88,15 @@ typedef struct {
     unsigned late;      /* views that the backward pass makes again from saved tensors */
     View row, col;
 } Operand;
+
+static inline bool format_is_plain(Format f) { return f == FORMAT_FP32 || f == FORMAT_BF16; }
+
+/* Row and column view in one memory: rule 1 above. */
+static inline bool views_are_one(const ViewFormat *row, const ViewFormat *col)
+{
+    return row->format == col->format &&
+           (format_is_plain(row->format) || (row->format == FORMAT_NVFP4 && row->nvfp4.block == SCALE_16X16));
+}
 
 /* One weight matrix with everything that its three products need. The masters live with the optimizer (whole or
  * sharded); a Linear is what the products read and where the gradient goes. Fused QKV and gate+up are one Linear. */

@@ -96,7 +96,7 @@ static char *config_text(const Trainer *t)
     json_add_int(config, "threads", t->machine->threads);
     json_add_int(config, "ranks", 1);
     json_add_int(config, "zero_stage", 0);
-    json_add_string(config, "precision", precision_name(s->precision));
+    json_add_string(config, "precision", precision_name(s->recipe.precision));
     recipe_census(&t->model.recipe, &s->config, census, sizeof census);
     json_add_string(config, "census", census);
     json_add_int(config, "parameters", config_parameters(&s->config));
@@ -196,7 +196,7 @@ static void start(Trainer *t)
     if (checkpoint_delete_after(o->run_dir, t->saved_step, &error)) die("run_dir: %s", error.text);
     if (!from.dir) zero_init_params(&t->model.zero, (uint64_t)o->seed);
     t->state.file_list_hash = dataloader_file_list_hash(t->data);
-    gpt_enter_phase(&t->model.gpt, (uint32_t)t->state.step);
+    gpt_enter_step(&t->model.gpt, (uint32_t)t->state.step);
     t->log = logger_open(o->run_dir, t->saved_step, &error);
     if (!t->log) die("%s", error.text);
     t->config_text = config_text(t);

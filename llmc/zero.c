@@ -52,6 +52,33 @@ static void place_training(Zero *zero, Arena *arena)
     place_buckets(zero, arena, PURPOSE_OPTIMIZER, offsetof(Shard, v));
 }
 
+/* Formats of a matrix's operands in one phase; NULL for tables that no product reads. */
+static const LinearFormats *formats_of(const Recipe *recipe, int phase, const Param *p)
+{
+    if (p->kind == PARAM_LM_HEAD) return &recipe->head;
+    if (p->kind > PARAM_DOWN) return NULL;
+    return &recipe->formats[(phase * recipe->L + p->layer) * PROJ_COUNT + (int)(p->kind - PARAM_QKV)];
+}
+
+static Operand weight_operand(const Param *p, const LinearFormats *f)
+{
+    return (Operand){
+        .rows = p->rows_padded, .cols = p->cols, .layer = p->layer, .row.format = f->w_row, .col.format = f->w_col};
+}
+
+/* What the views of a matrix take beside the master: the most of any phase. */
+static size_t prepared_bytes(const Param *p, const Recipe *recipe, const Ops *ops, Tensor master)
+{
+    size_t most = 0;
+    for (int phase = 0; phase < recipe->phases; phase++) {
+        Arena count = {0};
+        Operand o = weight_operand(p, formats_of(recipe, phase, p));
+        gpt_place_operand(&count, ops, &o, master);
+        if (count.peak > most) most = count.peak;
+    }
+    return most;
+}
+
 void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, const Ops *ops, bool train, Arena *arena)
 {
     *zero = (Zero){.table = table, .ops = ops, .train = train, .contribution_bucket = -1};
@@ -60,9 +87,15 @@ void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, cons
         const Param *p = &table->param[i];
         arena->purpose = PURPOSE_MASTER;
         zero->shard[i].master = zero->shard[i].prepared = arena_tensor(arena, p->master, p->rows_padded, p->cols);
-        if (read_dtype(p, recipe) == p->master) continue;
         arena->purpose = PURPOSE_PREPARED;
-        zero->shard[i].prepared = arena_tensor(arena, read_dtype(p, recipe), p->rows_padded, p->cols);
+        if (formats_of(recipe, 0, p)) {
+            Shard *s = &zero->shard[i];
+            s->prepared_bytes = prepared_bytes(p, recipe, ops, s->master);
+            if (s->prepared_bytes) s->prepared.data = arena_take(arena, s->prepared_bytes);
+            s->prepared.dtype = recipe->act;
+        } else if (read_dtype(p, recipe) != p->master) {
+            zero->shard[i].prepared = arena_tensor(arena, read_dtype(p, recipe), p->rows_padded, p->cols);
+        }
     }
     if (train) place_training(zero, arena);
 }
@@ -97,25 +130,35 @@ static void grads_ready(void *context, int bucket)
     zero->contribution_bucket = -1;
 }
 
+/* The views that the formats of the phase ask for, in the parameter's prepared memory. */
+static void place_weight(const Zero *zero, Linear *linear, const Shard *shard)
+{
+    Arena arena = {.base = shard->prepared.data, .capacity = shard->prepared_bytes};
+    gpt_place_operand(&arena, zero->ops, &linear->weight, shard->master);
+}
+
 static void prepare_weights(void *context)
 {
     Zero *zero = context;
+    const GPT *gpt = zero->gpt;
     for (int i = 0; i < zero->table->count; i++) {
+        const Shard *shard = &zero->shard[i];
         Linear *linear = gpt_place(zero->gpt, &zero->table->param[i]).linear;
-        if (linear)
-            zero->ops->weight_prepare(linear, zero->shard[i].master);
-        else if (zero->shard[i].prepared.data != zero->shard[i].master.data)
-            zero->ops->copy(zero->shard[i].prepared, zero->shard[i].master);
+        if (linear) {
+            place_weight(zero, linear, shard);
+            zero->ops->weight_prepare(linear, shard->master, gpt->seed, gpt->step);
+        } else if (shard->prepared.data != shard->master.data) {
+            zero->ops->copy(shard->prepared, shard->master);
+        }
     }
 }
 
 /* ---- the model's pointers ---- */
 
-/* Formats come with the phase (gpt_enter_phase). */
-static void bind_linear(Linear *linear, const Param *p, const Shard *shard, Tensor grad)
+/* Formats come with the phase, views with prepare_weights. */
+static void bind_linear(Linear *linear, const Param *p, Tensor grad)
 {
-    linear->weight = (Operand){.rows = p->rows_padded, .cols = p->cols, .layer = p->layer};
-    linear->weight.row.data = linear->weight.col.data = shard->prepared.data;
+    linear->weight = weight_operand(p, &linear->formats);
     linear->dW = grad;
 }
 
@@ -128,7 +171,7 @@ void zero_bind(Zero *zero, GPT *gpt)
         Tensor grad = shard->contribution.data ? shard->contribution : shard->sum;
         ParamPlace place = gpt_place(gpt, p);
         if (place.linear) {
-            bind_linear(place.linear, p, shard, grad);
+            bind_linear(place.linear, p, grad);
         } else {
             *place.value = shard->prepared;
             *place.grad = grad;

@@ -23,7 +23,10 @@
 C_BEGIN
 
 typedef struct { /* one parameter's memory, each [rows_padded, cols] of its dtype; absent where not used */
-    Tensor master, prepared, sum, contribution, m, v;
+    Tensor master;
+    Tensor prepared;       /* what is read, where plain: often the master itself */
+    size_t prepared_bytes; /* of a matrix: memory at prepared.data for the views of any phase; 0: master is the view */
+    Tensor sum, contribution, m, v;
 } Shard;
 
 typedef struct {

@@ -30,7 +30,7 @@ enum { ALL_BF16, ALL_FP32, MIXED, MIXED_FP32, TO_FP32, RANDOM };
 
 static int recipe_count(void) { return RANDOM + (test_long() ? 60 : 6); }
 
-static ViewFormat fp32_if(bool fp32) { return (ViewFormat){fp32 ? FORMAT_FP32 : FORMAT_BF16}; }
+static ViewFormat fp32_if(bool fp32) { return (ViewFormat){.format = fp32 ? FORMAT_FP32 : FORMAT_BF16}; }
 
 /* x and dy as bits: x_row, x_col, dy_row, dy_col; weights are read as they are kept. */
 static LinearFormats formats_of(unsigned bits, DType act)
@@ -59,7 +59,7 @@ static unsigned format_bits(int kind, int phase, int64_t l)
 static Recipe recipe_of(int kind, const GPTConfig *c)
 {
     bool fp32 = kind == ALL_FP32 || kind == MIXED_FP32 || (kind >= RANDOM && kind % 2);
-    Recipe r = {.phases = 2, .act = fp32 ? DTYPE_FP32 : DTYPE_BF16};
+    Recipe r = {.L = c->L, .phases = 2, .act = fp32 ? DTYPE_FP32 : DTYPE_BF16};
     r.master = kind == MIXED ? DTYPE_FP32 : r.act; /* FP32 under BF16: weights are prepared, not the masters */
     r.first_step = xcalloc(2, sizeof *r.first_step);
     r.first_step[1] = 1;

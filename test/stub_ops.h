@@ -194,8 +194,9 @@ static void stub_linear_backward_weight(Linear *w, const Operand *dy, const Oper
     if (w->dW.data) stub_add_hash(w->dW, stub_read(stub_read(8, stub_view(dy, &dy->col)), stub_view(x, &x->col)));
 }
 
-static void stub_weight_prepare(Linear *w, Tensor master)
+static void stub_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
 {
+    (void)seed, (void)step;
     stub_operand_from_tensor(&w->weight, master, VIEW_ROW | VIEW_COL);
 }
 

@@ -32,8 +32,7 @@ static ModelSpec spec_of(Arch arch, Precision precision, Master master)
     bool gpt2 = arch == ARCH_GPT2;
     ModelSpec spec = {
         .config = {.arch = arch, .L = 2, .C = 32, .NH = 4, .F = 48, .V = 257, .T = 16, .tied = true, .init_std = 0.02f},
-        .precision = precision,
-        .master = master,
+        .recipe = recipe_defaults(precision, master),
         .train = true,
         .B = 1,
         .micro_steps = 1};
@@ -408,7 +407,7 @@ static void test_other_models(const char *folder)
     check_refused(folder, &qwen3, &llama, "qwen3 for llama", "tensors");
     check_refused(folder, &llama, &qwen3, "llama for qwen3", "has no tensor model.layers.0.self_attn.q_norm.weight");
     other = llama;
-    other.master = MASTER_BF16;
+    other.recipe.master = MASTER_BF16;
     check_refused(folder, &llama, &other, "FP32 into BF16 masters", "dtype F32 does not fit bf16 weights");
 }
 
@@ -421,7 +420,7 @@ static void test_widening(const char *folder)
         Model a, b;
         Error error;
         char *dir = xformat("%s/checkpoints/step_00000011", folder);
-        wide.master = MASTER_FP32;
+        wide.recipe.master = MASTER_FP32;
         open_model(&a, &narrow);
         open_model(&b, &wide);
         fill_model(&a, 60);

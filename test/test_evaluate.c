@@ -33,7 +33,7 @@ enum { CASE_COUNT = sizeof CASES / sizeof *CASES };
 static ModelSpec spec_of(int i, int64_t T, int64_t V)
 {
     ModelSpec spec = {.config = {.arch = CASES[i].arch, .L = 2, .C = 32, .NH = 4, .V = V, .T = T, .tied = true},
-                      .precision = CASES[i].precision,
+                      .recipe = recipe_defaults(CASES[i].precision, MASTER_DEFAULT),
                       .train = true,
                       .generate = true,
                       .B = 2,
@@ -56,7 +56,7 @@ static void open_model(Model *model, const ModelSpec *spec)
     Error error;
     if (model_open(model, spec, ops, &error)) die("%s", error.text);
     zero_init_params(&model->zero, 5);
-    gpt_enter_phase(&model->gpt, 0);
+    gpt_enter_step(&model->gpt, 0);
 }
 
 static int32_t token_at(int64_t i, int64_t V)

@@ -220,7 +220,7 @@ static uint64_t generated_losses(Setting set, int64_t prompt, uint64_t *evaluate
     World w;
     uint64_t h = 0;
     world_open(&w, set);
-    gpt_enter_phase(&w.gpt, UINT32_MAX);
+    gpt_enter_step(&w.gpt, UINT32_MAX);
     evaluate_once(&w, USE_EVALUATE);
     Batch batch = batch_of(&w, 0);
     gpt_evaluate(&w.gpt, &batch);
@@ -329,7 +329,7 @@ static void one_chunking(int64_t tokens, int64_t vocabulary)
         w->down.weight = (Operand){.rows = c.C, .cols = c.F};
     }
     gpt_set_shape(&gpt, &shape);
-    gpt_enter_phase(&gpt, 0);
+    gpt_enter_step(&gpt, 0);
     gpt.acts.losses.data = xcalloc((size_t)tokens, sizeof(float));
 
     int64_t chunk = gpt.acts.chunk;

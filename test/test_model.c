@@ -16,7 +16,12 @@ static Ops guarded_ops;
 static ModelSpec spec_of(Arch arch, Precision precision)
 {
     Error error;
-    ModelSpec s = {.precision = precision, .train = true, .generate = true, .B = 2, .micro_steps = 2, .eot_token = 3};
+    ModelSpec s = {.recipe = recipe_defaults(precision, MASTER_DEFAULT),
+                   .train = true,
+                   .generate = true,
+                   .B = 2,
+                   .micro_steps = 2,
+                   .eot_token = 3};
     s.config = (GPTConfig){.arch = arch,
                            .L = 3,
                            .C = 48,
@@ -136,7 +141,7 @@ static void test_plan(void)
             for (int recompute = 0; recompute < 3; recompute++) {
                 ModelSpec s = spec_of((Arch)arch, recompute ? PRECISION_BF16 : PRECISION_FP32);
                 s.recompute = (Recompute)recompute;
-                s.master = arch == 1 ? MASTER_FP32 : MASTER_DEFAULT;
+                s.recipe.master = arch == 1 ? MASTER_FP32 : MASTER_DEFAULT;
                 s.train = use < 2;
                 s.generate = use & 1;
                 if (use == 3) s.B = 0; /* generation alone */
@@ -208,7 +213,7 @@ static void run_steps(Model *model, int steps)
         int64_t count = t ? 1 : T - 5;
         model_use(model, USE_GENERATE, count);
         Batch prompt = model_upload_tokens(model, tokens, count);
-        gpt_enter_phase(&model->gpt, UINT32_MAX);
+        gpt_enter_step(&model->gpt, UINT32_MAX);
         gpt_logits(&model->gpt, &prompt, t);
     }
     free(tokens);

@@ -231,7 +231,7 @@ static void case_from_activation_backward(Run *run)
 
 static Operand operand_of(Tensor t)
 {
-    View v = {{t.dtype == DTYPE_FP32 ? FORMAT_FP32 : FORMAT_BF16}, t.data};
+    View v = {.format.format = t.dtype == DTYPE_FP32 ? FORMAT_FP32 : FORMAT_BF16, .data = t.data};
     return (Operand){.rows = t.rows, .cols = t.cols, .row = v, .col = v};
 }
 
@@ -274,7 +274,7 @@ static void case_weight_prepare(Run *run)
     double *y = values(rows * cols);
     for (int64_t k = 0; k < rows * cols; k++) y[k] = get(master, k / cols, k % cols);
     expect_views(run, &linear.weight, VIEW_ROW | VIEW_COL, master.data, y, 0);
-    run->ops->weight_prepare(&linear, master);
+    run->ops->weight_prepare(&linear, master, 0, 0);
     free(y);
 }
 
@@ -477,8 +477,13 @@ static void test_workspace(void)
     test_case("pieces of the workspace hold what is needed and do not overlap");
     for (int i = 0; i < 400; i++) {
         if (!harness_open(&run, HARNESS_ISAS[i % 4], 1 + i % 3)) continue;
-        Need n = {pick(&run, 1, 3000), pick(&run, 1, 600), pick(&run, 1, 900),
-                  pick(&run, 1, 5000), pick(&run, 1, 256), pick(&run, 1, 8)};
+        Need n = {pick(&run, 1, 3000),
+                  pick(&run, 1, 600),
+                  pick(&run, 1, 900),
+                  pick(&run, 1, 5000),
+                  pick(&run, 1, 256),
+                  pick(&run, 1, 8),
+                  0};
         need(&run, n);
         float *partial_end = cpu.partial + ceil_div(n.N, SUM_ROWS) * 2 * n.cols;
         int32_t *sorted_end = cpu.sorted + round_up(n.V, 128) + 1 + n.N;

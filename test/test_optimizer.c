@@ -207,7 +207,7 @@ static void test_finish(void)
 static void model_of(Model *model, Precision precision)
 {
     Error error;
-    ModelSpec spec = {.precision = precision, .train = true, .B = 2, .micro_steps = 1};
+    ModelSpec spec = {.recipe = recipe_defaults(precision, MASTER_DEFAULT), .train = true, .B = 2, .micro_steps = 1};
     spec.config = (GPTConfig){.arch = ARCH_LLAMA, .L = 2, .C = 16, .NH = 2, .F = 24, .V = 140, .T = 16};
     spec.config.rope_theta = 1e4;
     spec.config.init_std = spec.config.embedding_init_std = 0.1f;

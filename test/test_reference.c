@@ -132,7 +132,7 @@ static void open_model(Model *model, const Fixture *f, const char *isa, Precisio
     const Ops *ops;
     Error error;
     ModelSpec spec = f->spec;
-    spec.precision = precision;
+    spec.recipe = recipe_defaults(precision, MASTER_DEFAULT);
     spec.recompute = recompute;
     if (cpu_open(&ops, isa, 2, &error) || model_open(model, &spec, ops, &error)) die("%s", error.text);
     load_parameters(model, f);
@@ -205,7 +205,7 @@ static void test_logits(const Fixture *f, const char *name)
     double squares = 0, total = 0;
 
     open_model(&model, &g, "auto", PRECISION_FP32, RECOMPUTE_NONE);
-    gpt_enter_phase(&model.gpt, 0);
+    gpt_enter_step(&model.gpt, 0);
     for (int64_t t = prompt - 1; t < T; t++) {
         int64_t count = t == prompt - 1 ? prompt : 1, position0 = t + 1 - count;
         model_use(&model, USE_GENERATE, count);

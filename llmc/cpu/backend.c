@@ -184,18 +184,30 @@ static void cpu_begin_step(const Step *step) { cpu.step = *step; }
 
 static void cpu_begin_micro_step(int64_t row0) { cpu.row0 = row0; }
 
+/* An NVFP4 view: | codes, 8 bytes a block | tensor scale, 4 bytes | block scales, 1 byte a block |. Blocks of a row view
+ * stand by rows; those of a column view, each 16 rows of one column, by groups of 16 rows. */
+static int64_t view_blocks(unsigned view, int64_t rows, int64_t cols)
+{
+    return view == VIEW_ROW ? rows * ceil_div(cols, NVFP4_BLOCK) : ceil_div(rows, NVFP4_BLOCK) * cols;
+}
+
 static size_t cpu_view_bytes(const ViewFormat *format, unsigned view, int64_t rows, int64_t cols)
 {
-    (void)view;
     if (format->format == FORMAT_NONE) return 0;
+    if (format->format == FORMAT_NVFP4) return (size_t)view_blocks(view, rows, cols) * 9 + sizeof(float);
     return (size_t)(rows * cols) * dtype_bytes(format->format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16);
 }
 
 static void cpu_view_place(View *v, unsigned view, int64_t rows, int64_t cols, void *memory)
 {
-    (void)view, (void)rows, (void)cols;
     v->data = memory;
+    if (v->format.format != FORMAT_NVFP4 || !memory) return;
+    v->tensor_scale = (float *)((char *)memory + (size_t)view_blocks(view, rows, cols) * 8);
+    v->block_scale = (uint8_t *)(v->tensor_scale + 1);
 }
+
+static void cpu_product_counts(ProductCounts *counts) { *counts = cpu.counts; }
+static void cpu_measure(QuantStats *stats) { cpu.measure = stats; }
 
 static void cpu_loss_sum(double *sum, Tensor losses)
 {
@@ -271,6 +283,8 @@ int cpu_open(const Ops **out, const char *isa, int64_t threads, Error *error)
     ops.peak_flops = cpu_peak_flops;
     ops.begin_step = cpu_begin_step;
     ops.begin_micro_step = cpu_begin_micro_step;
+    ops.product_counts = cpu_product_counts;
+    ops.measure = cpu_measure;
     ops.view_bytes = cpu_view_bytes;
     ops.view_place = cpu_view_place;
     ops.loss_sum = cpu_loss_sum;

@@ -28,9 +28,14 @@ typedef struct {
     int threads;
     GemmKernel gemm[2]; /* by DTYPE_FP32, DTYPE_BF16 */
     GemmWorkspace workspace;
-    float *partial;  /* [ceil(N / SUM_ROWS)][2][cols]: partial sums over tokens */
-    int32_t *sorted; /* [Vp + 1 + N]: embedding_backward's counting sort */
-    char *attention; /* [threads] pieces of attention_bytes */
+    ProductCounts counts;
+    QuantStats *measure;    /* [layers][OPERAND_ROLES] of the caller, or NULL */
+    float *partial;         /* [ceil(N / SUM_ROWS)][2][cols]: partial sums over tokens */
+    int32_t *sorted;        /* [Vp + 1 + N]: embedding_backward's counting sort */
+    uint16_t *source;       /* [N][cols] BF16: what an op computed and quantizes; within the op only */
+    uint16_t *block_scales; /* [2][blocks]: of a row and a column view in pow2 mode, before the tensor's scale */
+    QuantStats *tile_stats; /* [ceil(rows / 16)] */
+    char *attention;        /* [threads] pieces of attention_bytes */
     size_t attention_bytes;
 } CpuState;
 
@@ -80,7 +85,7 @@ void cpu_operand_from_activation_backward(Operand *dh, Tensor du, Tensor h, Acti
 void cpu_linear_forward(Tensor y, const Operand *x, const Linear *w);
 void cpu_linear_backward_input(Tensor dx, const Operand *dy, const Linear *w);
 void cpu_linear_backward_weight(Linear *w, const Operand *dy, const Operand *x);
-void cpu_weight_prepare(Linear *w, Tensor master);
+void cpu_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step);
 void cpu_embedding_forward(Tensor x, Tensor stats, const int32_t *tokens, Tensor wte, Tensor wpe, int64_t T,
                            int64_t position0, const Norm *first);
 void cpu_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dx, const int32_t *tokens, int64_t T);

@@ -195,7 +195,11 @@ void cpu_linear_backward_weight(Linear *w, const Operand *dy, const Operand *x)
             (GemmOutput){w->dW.data, w->dW.dtype, w->dW.ld, NULL, true});
 }
 
-void cpu_weight_prepare(Linear *w, Tensor master) { cpu_operand_from_tensor(&w->weight, master, VIEW_ROW | VIEW_COL); }
+void cpu_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
+{
+    (void)seed, (void)step;
+    cpu_operand_from_tensor(&w->weight, master, VIEW_ROW | VIEW_COL);
+}
 
 /* ---- moving ---- */
 
