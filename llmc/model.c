@@ -49,6 +49,9 @@ static void lay_out(Model *model)
     model->need = (Need){0};
     if (s->B) widen_need(&model->need, gpt_need(&s->config, &batch));
     if (s->generate) widen_need(&model->need, gpt_need(&s->config, &generate));
+    if (recipe_quantizes(&model->recipe))
+        model->need.weight_rows = max_i64(config_qkv_cols(&s->config),
+                                          max_i64(config_up_cols(&s->config), s->config.C));
     model->workspace = arena_take(arena, ops->workspace_bytes(&model->need));
 
     gpt_create(&model->gpt, &s->config, ops, &model->recipe, arena);

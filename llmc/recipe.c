@@ -156,8 +156,9 @@ int recipe_make(Recipe *recipe, const GPTConfig *config, const RecipeSpec *spec,
     switched.fprop = PRODUCT_IN_BF16;
     switched.four_over_six = FOUR_SIX_OFF;
     if (switched.dgrad == PRODUCT_IN_BF16 && switched.wgrad == PRODUCT_IN_BF16) switched = bf16;
-    if (!nvfp4 || switch_step > 0) add_phase(recipe, config, spec, 0);
-    if (nvfp4 && spec->switch_to_bf16_at < 1) add_phase(recipe, config, &switched, (uint32_t)switch_step);
+    bool switches = nvfp4 && spec->switch_to_bf16_at < 1;
+    if (!switches || switch_step > 0) add_phase(recipe, config, spec, 0);
+    if (switches) add_phase(recipe, config, &switched, (uint32_t)switch_step);
     if (nvfp4 && spec->shadow) {
         recipe->shadow_phase = recipe->phases;
         add_phase(recipe, config, &bf16, UINT32_MAX);

@@ -140,7 +140,8 @@ static void run_problem(const Problem *p, char **memory, bool many_threads)
     int64_t lda = p->a_contiguous ? p->K + 3 : p->M + 5, ldb = p->b_contiguous ? p->K + 1 : p->N + 2;
     void *a = matrix(p->a_contiguous ? p->M : p->K, lda, p->dtype, p->class);
     void *b = matrix(p->b_contiguous ? p->N : p->K, ldb, p->dtype, p->class);
-    GemmInput in_a = {a, p->dtype, lda, p->a_contiguous}, in_b = {b, p->dtype, ldb, p->b_contiguous};
+    GemmInput in_a = {.data = a, .dtype = p->dtype, .ld = lda, .k_contiguous = p->a_contiguous};
+    GemmInput in_b = {.data = b, .dtype = p->dtype, .ld = ldb, .k_contiguous = p->b_contiguous};
     float *bias = matrix(1, p->N, DTYPE_FP32, NORMAL), *old = matrix(p->M, p->N, DTYPE_FP32, NORMAL);
     float *expected = xmalloc((size_t)(p->M * p->N) * sizeof *expected);
     float *got = xmalloc((size_t)(p->M * p->N) * sizeof *got);
@@ -158,7 +159,7 @@ static void run_problem(const Problem *p, char **memory, bool many_threads)
             open_isa(ISAS[s], threads, memory);
             memcpy(got, old, (size_t)(p->M * p->N) * sizeof *got);
             gemm(&cpu.gemm[p->dtype], &cpu.workspace, p->M, p->N, p->K, in_a, in_b,
-                 (GemmOutput){got, DTYPE_FP32, p->N, p->bias ? bias : NULL, p->accumulate});
+                 (GemmOutput){got, DTYPE_FP32, p->N, p->bias ? bias : NULL, p->accumulate, 1});
             for (int64_t i = 0; i < p->M * p->N; i++)
                 if (!CHECK(same_bits(got[i], expected[i]),
                            "%s, %d threads, %s, %s, M %ld N %ld K %ld: [%ld,%ld] %a not %a", ISAS[s], threads,
@@ -213,8 +214,10 @@ int main(void)
         open_isa(ISAS[s], 2, &memory);
         enum { M = 21, N = 37, K = 64 };
         uint16_t *a = matrix(M, K, DTYPE_BF16, NORMAL), *b = matrix(N, K, DTYPE_BF16, NORMAL), out[M * N];
-        GemmInput in_a = {a, DTYPE_BF16, K, true}, in_b = {b, DTYPE_BF16, K, true};
-        gemm(&cpu.gemm[DTYPE_BF16], &cpu.workspace, M, N, K, in_a, in_b, (GemmOutput){out, DTYPE_BF16, N, NULL, false});
+        GemmInput in_a = {.data = a, .dtype = DTYPE_BF16, .ld = K, .k_contiguous = true}, in_b = in_a;
+        in_b.data = b;
+        gemm(&cpu.gemm[DTYPE_BF16], &cpu.workspace, M, N, K, in_a, in_b,
+             (GemmOutput){out, DTYPE_BF16, N, NULL, false, 1});
         for (int i = 0; i < M * N; i++)
             CHECK(out[i] == bf16_from_f32(sum_of_products(&in_a, &in_b, i / N, i % N, K)), "%s element %d", ISAS[s], i);
         volatile float tiny = 0x1p-126f;

@@ -80,8 +80,9 @@ int main(int argc, char **argv)
                              high = (uint16_t)(0x3f00 | (bits >> 16 & 0x7f));
                     ((uint32_t *)a)[i] = ((uint32_t *)b)[i] = (uint32_t)high << 16 | low;
                 }
-                GemmInput in_a = {a, dtype, K, true}, in_b = {b, dtype, K, true};
-                GemmOutput out = {c, DTYPE_FP32, N, NULL, false};
+                GemmInput in_a = {.data = a, .dtype = dtype, .ld = K, .k_contiguous = true}, in_b = in_a;
+                in_b.data = b;
+                GemmOutput out = {.data = c, .dtype = DTYPE_FP32, .ld = N, .alpha = 1};
                 gemm(&cpu.gemm[dtype], &cpu.workspace, M, N, K, in_a, in_b, out);
                 double start = now_seconds();
                 gemm(&cpu.gemm[dtype], &cpu.workspace, M, N, K, in_a, in_b, out);

@@ -109,12 +109,12 @@ static inline v16 scaled_scores(const float *s, int64_t j, Range range, v16 scal
 
 static GemmInput rows_of(Tensor t, int64_t row, bool k_contiguous)
 {
-    return (GemmInput){row_of(t, row), t.dtype, t.ld, k_contiguous};
+    return (GemmInput){.data = row_of(t, row), .dtype = t.dtype, .ld = t.ld, .k_contiguous = k_contiguous};
 }
 
 static GemmInput square(const void *data, DType dtype, bool k_contiguous)
 {
-    return (GemmInput){data, dtype, BLOCK, k_contiguous};
+    return (GemmInput){.data = data, .dtype = dtype, .ld = BLOCK, .k_contiguous = k_contiguous};
 }
 
 static Tensor head_of(Tensor t, int64_t h, int64_t HD) { return tensor_cols(t, h * HD, HD); }

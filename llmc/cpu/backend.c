@@ -105,6 +105,25 @@ static size_t sorted_bytes(const Need *need)
     return (size_t)(round_up(need->V, 128) + 1 + need->N) * sizeof(int32_t) + 64;
 }
 
+/* What quantizing needs: rows and columns of the largest operand. */
+static int64_t quantized_rows(const Need *need) { return round_up(max_i64(need->N, need->weight_rows), 16); }
+
+static size_t source_bytes(const Need *need)
+{
+    return need->weight_rows ? (size_t)(need->N * need->cols) * sizeof(uint16_t) : 0;
+}
+
+static size_t block_scales_bytes(const Need *need)
+{
+    size_t blocks = (size_t)(quantized_rows(need) * ceil_div(need->cols, NVFP4_BLOCK));
+    return need->weight_rows ? 2 * blocks * sizeof(uint16_t) : 0;
+}
+
+static size_t tile_stats_bytes(const Need *need)
+{
+    return need->weight_rows ? (size_t)(quantized_rows(need) / 16) * sizeof(QuantStats) : 0;
+}
+
 static const CpuTable *open_table(void)
 {
     for (int i = 0; i < ISA_COUNT; i++)
@@ -117,7 +136,8 @@ static size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 static size_t cpu_workspace_bytes(const Need *need)
 {
     return aligned(gemm_workspace_bytes(cpu.gemm, cpu.threads)) + aligned(partial_bytes(need)) +
-           aligned(sorted_bytes(need)) + (size_t)cpu.threads * open_table()->attention_bytes(need, cpu.gemm);
+           aligned(sorted_bytes(need)) + aligned(source_bytes(need)) + aligned(block_scales_bytes(need)) +
+           aligned(tile_stats_bytes(need)) + (size_t)cpu.threads * open_table()->attention_bytes(need, cpu.gemm);
 }
 
 static void cpu_workspace_set(void *memory, const Need *need)
@@ -129,6 +149,12 @@ static void cpu_workspace_set(void *memory, const Need *need)
     p += aligned(partial_bytes(need));
     cpu.sorted = (int32_t *)p;
     p += aligned(sorted_bytes(need));
+    cpu.source = (uint16_t *)p;
+    p += aligned(source_bytes(need));
+    cpu.block_scales = (uint16_t *)p;
+    p += aligned(block_scales_bytes(need));
+    cpu.tile_stats = (QuantStats *)p;
+    p += aligned(tile_stats_bytes(need));
     cpu.attention = p;
     cpu.attention_bytes = open_table()->attention_bytes(need, cpu.gemm);
 }

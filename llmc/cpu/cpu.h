@@ -112,6 +112,11 @@ void add_partial_sums(Tensor sum, int64_t blocks, int which);
 #define attention_workspace_bytes ISA_NAME(attention_workspace_bytes)
 size_t attention_workspace_bytes(const Need *need, const GemmKernel gemm[2]);
 
+/* The asked views of `o` that are NVFP4, from src [rows, cols]; FP32 is rounded to BF16 first. seed, step and row0, the
+ * first row's number in the global batch (0 for weights), place stochastic rounding. */
+#define quantize_operand ISA_NAME(quantize_operand)
+void quantize_operand(Operand *o, unsigned views, Tensor src, uint64_t seed, uint32_t step, uint32_t row0);
+
 extern const GemmKernel ISA_NAME(gemm_kernel_fp32), ISA_NAME(gemm_kernel_bf16);
 
 static inline void *row_of(Tensor t, int64_t r) { return (char *)t.data + (size_t)(r * t.ld) * dtype_bytes(t.dtype); }

@@ -9,7 +9,14 @@
  *            where denormal inputs and every denormal result count as zero (tininess after rounding, sign kept).
  *
  * The BF16 order is what AMX's TDPBF16PS does, to the bit; x86 vector units do it with FTZ and DAZ set, plain C goes
- * through double. K is never divided over threads: an element of C is one chain, held in FP32 between passes over K.
+ * through double. NVFP4 inputs are expanded to BF16 while they are packed and summed in that order.
+ *
+ * How far a sum can be from the exact one: of S = sum |a_k b_k|, u = 2^-24 and K padded to a multiple of 32, the product
+ * inside an fma is exact, and a term passes at most 16 roundings in E or O, one in E + O and K / 32 in c. So
+ * |c - exact| <= ((1 + u)^(17 + K / 32) - 1) S, plus 2^-126 for each operation where a denormal was flushed. For NVFP4 no
+ * product is denormal (the smallest is 2^-20), and alpha adds one rounding of the result.
+ *
+ * K is never divided over threads: an element of C is one chain, held in FP32 between passes over K.
  *
  * Blocking (Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008):
  *
@@ -28,21 +35,29 @@
 
 C_BEGIN
 
-/* One input: element (i, k) is data[i * ld + k] when k is contiguous, else data[k * ld + i]. FP32 or BF16. */
+/* One input: element (i, k) is data[i * ld + k] when k is contiguous, else data[k * ld + i]. FP32 or BF16.
+ *
+ * With block_scale it is NVFP4: codes, 8 bytes a block of 16, whose values are code x block scale, each exact in BF16;
+ * dtype is BF16. Element (i, k) is in block i * ld + k / 16 * ld_block, at k % 16, when k is contiguous; else in block
+ * k * ld + i / 16, at i % 16. The scale of a block has its number. */
 typedef struct {
     const void *data;
     DType dtype;
     int64_t ld;
     bool k_contiguous;
+    const uint8_t *block_scale; /* NULL: plain */
+    int64_t ld_block;
 } GemmInput;
 
-/* The result: out[i, j] = round(c + bias[j]), or out[i, j] += c (FP32). */
+/* The result: out[i, j] = round(alpha c + bias[j]), or out[i, j] += alpha c (FP32). Each operation rounds once; alpha 1
+ * changes nothing. */
 typedef struct {
     void *data;
     DType dtype;
     int64_t ld;
     const float *bias; /* [N] or NULL */
     bool accumulate;
+    float alpha;
 } GemmOutput;
 
 /* Panels hold whole micro-tiles, padded with zeros; k is padded to a multiple of k_multiple. Layouts are the kernel's
@@ -61,6 +76,8 @@ typedef struct {
 } GemmKernel;
 
 extern const GemmKernel gemm_kernel_amx; /* gemm_amx.c: packs and multiplies; store is the AVX-512 kernel's */
+
+extern const float gemm_e4m3[128]; /* value of an E4M3 block scale, which is never negative */
 
 enum { GEMM_SUPER_ROWS = 2048, GEMM_PANEL_COLS = 512, GEMM_SLICE_K = 4096 };
 

@@ -9,10 +9,8 @@
  * Both come from two moves: 16 x 16 transposition of 32-bit pairs (when the pair is contiguous in memory but the tile
  * wants the other order), and interleaving two rows of memory (when k runs across memory rows).
  */
-#include "gemm.h"
-#include "transpose.h"
+#include "expand.h"
 
-#include <immintrin.h>
 #include <string.h>
 
 enum { TILE = 16, GROUP = 32, TILE_ELEMENTS = TILE * GROUP };
@@ -34,11 +32,26 @@ static void configure_tiles(void)
     _tile_loadconfig(&config);
 }
 
+/* Two times 16 floats that are BF16 values, as 16 pairs. */
+static inline __m512i bf16_pairs(__m512 first, __m512 second)
+{
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(_mm512_castps_si512(first), 16),
+                                   _mm512_castps_si512(second));
+}
+
 static inline uint32_t low_bits(int64_t n) { return n >= 32 ? 0xffffffffu : n <= 0 ? 0 : (1u << n) - 1; }
 
 /* 16 rows of 32 k's from an input with contiguous k. */
 static inline void load_rows(__m512i r[16], const GemmInput *in, int64_t i, int64_t rows, int64_t k, int64_t ks)
 {
+    if (in->block_scale) {
+        for (int64_t j = 0; j < 16; j++) {
+            __m512 even = _mm512_setzero_ps(), odd = even;
+            if (j < rows) fp4_expand_row(&even, &odd, in, i + j, k, k + ks);
+            r[j] = bf16_pairs(even, odd);
+        }
+        return;
+    }
     const uint16_t *p = (const uint16_t *)in->data + i * in->ld + k;
     __mmask32 mask = low_bits(ks);
     for (int64_t j = 0; j < 16; j++, p += in->ld)
@@ -49,6 +62,13 @@ static inline void load_rows(__m512i r[16], const GemmInput *in, int64_t i, int6
  * + p). */
 static inline void load_pairs(__m512i r[16], const GemmInput *in, int64_t i, int64_t rows, int64_t k, int64_t ks)
 {
+    if (in->block_scale) {
+        __m512 zero = _mm512_setzero_ps();
+        for (int64_t j = 0; j < 32; j += 2)
+            r[j / 2] = bf16_pairs(j < ks && rows > 0 ? fp4_expand_across(in, i, k + j) : zero,
+                                  j + 1 < ks && rows > 0 ? fp4_expand_across(in, i, k + j + 1) : zero);
+        return;
+    }
     const uint16_t *p = (const uint16_t *)in->data + k * in->ld + i;
     __mmask16 mask = (__mmask16)low_bits(min_i64(rows, 16));
     for (int64_t j = 0; j < 32; j += 2, p += 2 * in->ld) {

@@ -13,8 +13,7 @@
  *     portable     4 x 16    arrays
  */
 #include "cpu.h"
-#include "simd.h"
-#include "transpose.h"
+#include "expand.h"
 
 #if SIMD_AVX512
 enum { MR = 14, NV = 2, MC = 112 };
@@ -30,25 +29,6 @@ enum { NR = 16 * NV, KC = 256 };
 #endif
 
 /* ---- packing ---- */
-
-#if SIMD_AVX512
-static inline void transpose(v16 row[16])
-{
-    __m512i r[16];
-    UNROLL for (int i = 0; i < 16; i++) r[i] = _mm512_castps_si512(row[i]);
-    transpose_16x16(r);
-    UNROLL for (int i = 0; i < 16; i++) row[i] = _mm512_castsi512_ps(r[i]);
-}
-#else
-static inline void transpose(v16 row[16])
-{
-    float in[16][16], out[16][16];
-    for (int i = 0; i < 16; i++) v16_store(in[i], row[i]);
-    for (int i = 0; i < 16; i++)
-        for (int j = 0; j < 16; j++) out[j][i] = in[i][j];
-    for (int i = 0; i < 16; i++) row[i] = v16_load(out[i]);
-}
-#endif
 
 /* Where k of a group of 32 stands in a panel: FP32 in place, BF16 evens before odds. */
 static inline int64_t place(DType dtype, int64_t k)
@@ -69,6 +49,7 @@ static inline void load_rows(v16 row[16], const GemmInput *in, int64_t i, int64_
 static inline v16 load_across(const GemmInput *in, int64_t i, int64_t i_end, int64_t k, int64_t k_end)
 {
     const char *p = (const char *)in->data + (size_t)(k * in->ld) * dtype_bytes(in->dtype);
+    if (in->block_scale) return k < k_end && i < i_end ? fp4_expand_across(in, i, k) : v16_set1(0);
     return k < k_end && i < i_end ? v16_load_row(p, in->dtype, i, i_end, 0) : v16_set1(0);
 }
 
@@ -77,6 +58,16 @@ static void pack_a(void *panel, const GemmInput *a, int64_t i0, int64_t rows, in
     int64_t padded_rows = round_up(rows, MR), padded = a->dtype == DTYPE_BF16 ? round_up(ks, 32) : ks, ld = padded + 16;
     float *out = panel;
 
+    if (a->block_scale) { /* k is contiguous: only weights are read across, and they are B */
+        for (int64_t i = 0; i < padded_rows; i++)
+            for (int64_t k = 0; k < padded; k += 32) {
+                v16 even = v16_set1(0), odd = even;
+                if (i < rows) fp4_expand_row(&even, &odd, a, i0 + i, k0 + k, k0 + ks);
+                v16_store(out + i * ld + k, even);
+                v16_store(out + i * ld + k + 16, odd);
+            }
+        return;
+    }
     if (!a->k_contiguous) {
         for (int64_t i = 0; i < padded_rows; i += 16)
             for (int64_t k = 0; k < padded; k += 32)
@@ -86,7 +77,7 @@ static void pack_a(void *panel, const GemmInput *a, int64_t i0, int64_t rows, in
                         int64_t kk = a->dtype == DTYPE_BF16 ? k + 2 * j + half : k + 16 * half + j;
                         across[j] = load_across(a, i0 + i, i0 + rows, k0 + kk, k0 + ks);
                     }
-                    transpose(across);
+                    v16_transpose(across);
                     for (int64_t r = 0; r < 16 && i + r < padded_rows && k + 16 * half < padded; r++)
                         v16_store(out + (i + r) * ld + k + 16 * half, across[r]);
                 }
@@ -108,6 +99,22 @@ static void pack_a(void *panel, const GemmInput *a, int64_t i0, int64_t rows, in
     }
 }
 
+/* 16 columns of B in NVFP4, k contiguous. */
+static void pack_b_fp4(float *out, const GemmInput *b, int64_t j, int64_t j_end, int64_t k0, int64_t ks)
+{
+    for (int64_t k = 0; k < ks; k += 32) {
+        v16 even[16], odd[16];
+        for (int64_t r = 0; r < 16; r++) {
+            even[r] = odd[r] = v16_set1(0);
+            if (j + r < j_end) fp4_expand_row(&even[r], &odd[r], b, j + r, k0 + k, k0 + ks);
+        }
+        v16_transpose(even);
+        v16_transpose(odd);
+        for (int64_t r = 0; r < 16; r++) v16_store(out + (k + r) * NR, even[r]);
+        for (int64_t r = 0; r < 16; r++) v16_store(out + (k + 16 + r) * NR, odd[r]);
+    }
+}
+
 static void pack_b(void *panel, const GemmInput *b, int64_t j0, int64_t cols, int64_t k0, int64_t ks)
 {
     int64_t padded = b->dtype == DTYPE_BF16 ? round_up(ks, 32) : ks;
@@ -119,10 +126,14 @@ static void pack_b(void *panel, const GemmInput *b, int64_t j0, int64_t cols, in
                 v16_store(out + place(b->dtype, k) * NR + j, load_across(b, j0 + j, j0 + cols, k0 + k, k0 + ks));
             continue;
         }
+        if (b->block_scale) {
+            pack_b_fp4(out + j, b, j0 + j, j0 + cols, k0, ks);
+            continue;
+        }
         for (int64_t k = 0; k < padded; k += 16) {
             v16 row[16];
             load_rows(row, b, j0 + j, j0 + cols, k0 + k, k0 + ks);
-            transpose(row);
+            v16_transpose(row);
             for (int64_t r = 0; r < 16 && k + r < padded; r++) v16_store(out + place(b->dtype, k + r) * NR + j, row[r]);
         }
     }
@@ -252,10 +263,11 @@ static void block_bf16(float *c, int64_t ldc, const void *a, const void *b, int6
 static void store(const GemmOutput *out, const float *c, int64_t ldc, int64_t i0, int64_t rows, int64_t j0,
                   int64_t cols)
 {
+    v16 alpha = v16_set1(out->alpha);
     for (int64_t i = 0; i < rows; i++) {
         char *row = (char *)out->data + (size_t)((i0 + i) * out->ld + j0) * dtype_bytes(out->dtype);
         for (int64_t j = 0; j < cols; j += 16) {
-            v16 v = v16_load(c + i * ldc + j); /* C is padded: reading past cols is fine */
+            v16 v = v16_mul(alpha, v16_load(c + i * ldc + j)); /* C is padded: reading past cols is fine */
             if (out->bias) v = v16_add(v, v16_load_row(out->bias + j0, DTYPE_FP32, j, cols, 0));
             if (out->accumulate) v = v16_add(v16_load_row(row, out->dtype, j, cols, 0), v);
             v16_store_row(row, out->dtype, j, cols, v);

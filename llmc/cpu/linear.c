@@ -1,41 +1,77 @@
-/* Operands in plain formats and the three products of a linear layer. A plain view is a matrix as the source, [rows,
- * cols], that the row and the column view share; where the source already has the format, the view is the source and
- * making it is nothing.
+/* Operands and the three products of a linear layer.
+ *
+ * A plain view is a matrix as the source, [rows, cols], that the row and the column view share; where the source already
+ * has the format, the view is the source and making it is nothing. An NVFP4 view is quantized from a BF16 matrix: the
+ * source, or the plain view that stands beside it, or what the op computed into the workspace.
  */
 #include "cpu.h"
 #include "simd.h"
 
 static DType view_dtype(const View *v) { return v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16; }
 
-/* The different memories among the asked views: plain row and column views are usually one. */
-static int wanted_views(const Operand *o, unsigned views, const View *out[2])
-{
-    int count = 0;
-    if (views & VIEW_ROW && o->row.format.format != FORMAT_NONE) out[count++] = &o->row;
-    if (views & VIEW_COL && o->col.format.format != FORMAT_NONE && !(count && out[0]->data == o->col.data))
-        out[count++] = &o->col;
-    return count;
-}
-
 static Tensor view_tensor(const Operand *o, const View *v)
 {
     return (Tensor){v->data, view_dtype(v), o->rows, o->cols, o->cols};
 }
 
+/* Where an op writes the matrix that an operand is made of. */
+typedef struct {
+    Tensor to[3];
+    int count;
+    Tensor quantize; /* the one of them that is quantized next, or absent */
+} Targets;
+
+static void add_target(Targets *t, Tensor to)
+{
+    if (!(t->count && t->to[0].data == to.data)) t->to[t->count++] = to; /* plain views are usually one memory */
+    if (to.dtype == DTYPE_BF16) t->quantize = to;
+}
+
+/* Of the asked views. With `source`, the op computes nothing: what is quantized is the source. */
+static Targets targets_of(const Operand *o, unsigned views, Tensor source)
+{
+    Targets t = {.quantize = source};
+    bool quantized = false;
+    for (int col = 0; col < 2; col++) {
+        const View *v = col ? &o->col : &o->row;
+        if (!(views & (col ? VIEW_COL : VIEW_ROW))) continue;
+        if (v->format.format == FORMAT_NVFP4) quantized = true;
+        if (format_is_plain(v->format.format) && v->data != source.data) add_target(&t, view_tensor(o, v));
+    }
+    if (source.data) t.quantize = source;
+    if (!quantized) t.quantize = (Tensor){0};
+    if (quantized && !t.quantize.data) add_target(&t, (Tensor){cpu.source, DTYPE_BF16, o->rows, o->cols, o->cols});
+    return t;
+}
+
+static void store_targets(const Targets *t, int64_t r, int64_t c, int64_t col0, int64_t cols, v16 v)
+{
+    for (int i = 0; i < t->count; i++) {
+        Tensor part = tensor_cols(t->to[i], col0, cols);
+        v16_store_row(row_of(part, r), part.dtype, c, cols, v);
+    }
+}
+
+static void quantize_targets(Operand *o, const Targets *t, unsigned views)
+{
+    if (t->quantize.data)
+        quantize_operand(o, views, t->quantize, cpu.step.seed, cpu.step.step, (uint32_t)(cpu.row0 + o->row0));
+}
+
 void cpu_operand_from_tensor(Operand *o, Tensor x, unsigned views)
 {
-    const View *view[2];
-    int count = wanted_views(o, views, view);
-    for (int i = 0; i < count; i++)
-        if (view[i]->data != x.data) cpu_copy(view_tensor(o, view[i]), x);
+    Targets t = targets_of(o, views, x);
+    for (int i = 0; i < t.count; i++) cpu_copy(t.to[i], x);
+    quantize_targets(o, &t, views);
 }
 
 void cpu_operand_from_norm(Operand *o, Tensor x, Tensor stats, const Norm *norm, unsigned views)
 {
-    const View *view[2];
-    int count = wanted_views(o, views, view), S = norm->kind == NORM_LAYERNORM ? 2 : 1;
+    Targets t = targets_of(o, views, (Tensor){0});
+    int S = norm->kind == NORM_LAYERNORM ? 2 : 1;
     int64_t C = o->cols;
     const float *gain = norm->gain.data, *bias = norm->bias.data;
+    if (!t.count) return;
 
 #pragma omp parallel for schedule(static) num_threads(cpu.threads)
     for (int64_t r = 0; r < o->rows; r++) {
@@ -47,20 +83,17 @@ void cpu_operand_from_norm(Operand *o, Tensor x, Tensor stats, const Norm *norm,
                 v = v16_fma(v16_mul(v16_sub(v, mean), rstd), g, v16_load_row(bias, DTYPE_FP32, c, C, 0));
             else
                 v = v16_mul(v16_mul(v, rstd), g);
-            for (int i = 0; i < count; i++) {
-                Tensor t = view_tensor(o, view[i]);
-                v16_store_row(row_of(t, r), t.dtype, c, C, v);
-            }
+            store_targets(&t, r, c, 0, C, v);
         }
     }
+    quantize_targets(o, &t, views);
 }
 
 void cpu_operand_from_activation(Operand *o, Tensor h, Activation f, unsigned views)
 {
-    const View *view[2];
-    int count = wanted_views(o, views, view);
+    Targets t = targets_of(o, views, (Tensor){0});
     int64_t F = o->cols;
-    if (!count) return;
+    if (!t.count) return;
 
 #pragma omp parallel for schedule(static) num_threads(cpu.threads)
     for (int64_t r = 0; r < o->rows; r++) {
@@ -71,12 +104,10 @@ void cpu_operand_from_activation(Operand *o, Tensor h, Activation f, unsigned vi
                 v = v16_gelu(v);
             else
                 v = v16_mul(v16_mul(v, v16_sigmoid(v)), v16_load_row(row_of(up, r), h.dtype, c, F, 0));
-            for (int i = 0; i < count; i++) {
-                Tensor t = view_tensor(o, view[i]);
-                v16_store_row(row_of(t, r), t.dtype, c, F, v);
-            }
+            store_targets(&t, r, c, 0, F, v);
         }
     }
+    quantize_targets(o, &t, views);
 }
 
 /* ---- gradients as operands, with the bias gradient: sums over tokens, by blocks of SUM_ROWS ---- */
@@ -137,8 +168,9 @@ static inline void activation_gradient(v16 out[2], const ActivationRow *row, Act
 
 void cpu_operand_from_activation_backward(Operand *dh, Tensor du, Tensor h, Activation f, Tensor dbias)
 {
-    const View *view[2];
-    int count = wanted_views(dh, VIEW_ROW | VIEW_COL, view), halves = f == ACTIVATION_SWIGLU ? 2 : 1;
+    unsigned views = VIEW_ROW | VIEW_COL;
+    Targets t = targets_of(dh, views, (Tensor){0});
+    int halves = f == ACTIVATION_SWIGLU ? 2 : 1;
     int64_t F = du.cols, F1 = dh->cols, blocks = ceil_div(du.rows, SUM_ROWS);
 
 #pragma omp parallel for schedule(static) num_threads(cpu.threads)
@@ -153,52 +185,77 @@ void cpu_operand_from_activation_backward(Operand *dh, Tensor du, Tensor h, Acti
                 for (int half = 0; half < halves; half++) {
                     v16 v = v16_round_to(du.dtype, out[half]); /* what the BF16 matrix would hold */
                     if (sum) add_to_row(sum + half * F, c, F, v);
-                    for (int i = 0; i < count; i++) {
-                        Tensor t = tensor_cols(view_tensor(dh, view[i]), half * F, F);
-                        v16_store_row(row_of(t, r), t.dtype, c, F, v);
-                    }
+                    store_targets(&t, r, c, half * F, F, v);
                 }
             }
         }
     }
     if (dbias.data) add_partial_sums(dbias, blocks, 0);
+    quantize_targets(dh, &t, views);
 }
 
 /* ---- products ---- */
 
+/* A row view summed over its columns (k_contiguous), or a column view summed over its rows. In NVFP4 both have k within
+ * the block; but a weight in 16 x 16 blocks is read across, like a plain matrix. */
 static GemmInput input_of(const Operand *o, const View *v, bool k_contiguous)
 {
-    return (GemmInput){v->data, view_dtype(v), o->cols, k_contiguous};
+    int64_t row_blocks = ceil_div(o->cols, NVFP4_BLOCK);
+    if (v->format.format != FORMAT_NVFP4)
+        return (GemmInput){.data = v->data, .dtype = view_dtype(v), .ld = o->cols, .k_contiguous = k_contiguous};
+    GemmInput in = {.data = v->data, .dtype = DTYPE_BF16, .block_scale = v->block_scale, .k_contiguous = k_contiguous};
+    bool across = !k_contiguous && v->format.nvfp4.block == SCALE_16X16;
+    in.k_contiguous = !across;
+    in.ld = k_contiguous || across ? row_blocks : 1;
+    in.ld_block = k_contiguous ? 1 : o->cols;
+    return in;
 }
 
-static void product(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out)
+typedef struct { /* one operand of a product */
+    const Operand *o;
+    const View *view;
+    bool k_contiguous; /* of the source: the product sums over its columns */
+} Factor;
+
+/* out (+)= the product of both factors; counts it. */
+static void product(int kind, Factor a, Factor b, GemmOutput out)
 {
-    if (a.dtype != b.dtype) die("matrix product of two formats: %d and %d; this is a bug", a.dtype, b.dtype);
-    gemm(&cpu.gemm[a.dtype], &cpu.workspace, M, N, K, a, b, out);
+    Format format = a.view->format.format;
+    if (format != b.view->format.format)
+        die("matrix product of two formats: %d and %d; this is a bug", format, b.view->format.format);
+    int64_t M = a.k_contiguous ? a.o->rows : a.o->cols, N = b.k_contiguous ? b.o->rows : b.o->cols;
+    int64_t K = a.k_contiguous ? a.o->cols : a.o->rows;
+    GemmInput in_a = input_of(a.o, a.view, a.k_contiguous), in_b = input_of(b.o, b.view, b.k_contiguous);
+    out.alpha = format == FORMAT_NVFP4 ? nvfp4_alpha(*a.view->tensor_scale, &a.view->format.nvfp4,
+                                                     *b.view->tensor_scale, &b.view->format.nvfp4)
+                                       : 1.0f;
+    gemm(&cpu.gemm[in_a.dtype], &cpu.workspace, M, N, K, in_a, in_b, out);
+    cpu.counts.count[kind][format]++;
 }
 
 void cpu_linear_forward(Tensor y, const Operand *x, const Linear *w)
 {
-    product(x->rows, w->weight.rows, x->cols, input_of(x, &x->row, true), input_of(&w->weight, &w->weight.row, true),
-            (GemmOutput){y.data, y.dtype, y.ld, w->bias.data, false});
+    product(PRODUCT_FPROP, (Factor){x, &x->row, true}, (Factor){&w->weight, &w->weight.row, true},
+            (GemmOutput){.data = y.data, .dtype = y.dtype, .ld = y.ld, .bias = w->bias.data});
 }
 
 void cpu_linear_backward_input(Tensor dx, const Operand *dy, const Linear *w)
 {
-    product(dy->rows, w->weight.cols, dy->cols, input_of(dy, &dy->row, true),
-            input_of(&w->weight, &w->weight.col, false), (GemmOutput){dx.data, dx.dtype, dx.ld, NULL, false});
+    product(PRODUCT_DGRAD, (Factor){dy, &dy->row, true}, (Factor){&w->weight, &w->weight.col, false},
+            (GemmOutput){.data = dx.data, .dtype = dx.dtype, .ld = dx.ld});
 }
 
 void cpu_linear_backward_weight(Linear *w, const Operand *dy, const Operand *x)
 {
-    product(dy->cols, x->cols, x->rows, input_of(dy, &dy->col, false), input_of(x, &x->col, false),
-            (GemmOutput){w->dW.data, w->dW.dtype, w->dW.ld, NULL, true});
+    product(PRODUCT_WGRAD, (Factor){dy, &dy->col, false}, (Factor){x, &x->col, false},
+            (GemmOutput){.data = w->dW.data, .dtype = w->dW.dtype, .ld = w->dW.ld, .accumulate = true});
 }
 
 void cpu_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
 {
-    (void)seed, (void)step;
-    cpu_operand_from_tensor(&w->weight, master, VIEW_ROW | VIEW_COL);
+    Targets t = targets_of(&w->weight, VIEW_ROW | VIEW_COL, master);
+    for (int i = 0; i < t.count; i++) cpu_copy(t.to[i], master);
+    if (t.quantize.data) quantize_operand(&w->weight, VIEW_ROW | VIEW_COL, master, seed, step, 0);
 }
 
 /* ---- moving ---- */
