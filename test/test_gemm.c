@@ -1,5 +1,7 @@
 /* Matrix products of the CPU backend: every instruction set and thread count gives the bits of the order of summation
  * in gemm.h, written here once more as three plain loops, on ordinary and on hostile data and around every tile edge.
+ * NVFP4 products also against the exact sum in 64-bit fixed point, within the bound that gemm.h derives: every product is
+ * a multiple of 2^-20 and 16 of them sum to less than 2^47 of those, so int64 is exact up to K = 2^20.
  */
 #include "cpu/backend.h"
 #include "cpu/cpu.h"
@@ -69,8 +71,24 @@ static const double TINY = 0x1.ffffffp-127;
 #endif
 static float flushed(double x) { return (float)(fabs(x) < TINY ? copysign(0.0, x) : x); }
 
+/* Where an NVFP4 element stands: its block, and its place in it. */
+static int64_t block_of(const GemmInput *in, int64_t i, int64_t k, int64_t *place)
+{
+    *place = in->k_contiguous ? k % 16 : i % 16;
+    return in->k_contiguous ? i * in->ld + k / 16 * in->ld_block : k * in->ld + i / 16;
+}
+
+static int fp4_code(const GemmInput *in, int64_t block, int64_t place)
+{
+    return ((const uint8_t *)in->data)[8 * block + place / 2] >> 4 * (place % 2) & 15;
+}
+
 static float element(const GemmInput *in, int64_t i, int64_t k)
 {
+    if (in->block_scale) {
+        int64_t place, block = block_of(in, i, k, &place);
+        return e2m1_to_f32((uint8_t)fp4_code(in, block, place)) * e4m3_to_f32(in->block_scale[block]);
+    }
     int64_t at = in->k_contiguous ? i * in->ld + k : k * in->ld + i;
     return in->dtype == DTYPE_BF16 ? bf16_to_f32(((const uint16_t *)in->data)[at]) : ((const float *)in->data)[at];
 }
@@ -170,6 +188,114 @@ static void run_problem(const Problem *p, char **memory, bool many_threads)
     free(a), free(b), free(bias), free(old), free(expected), free(got);
 }
 
+/* ---- NVFP4 ---- */
+
+typedef enum { BY_ROW, BY_COL, ACROSS } Layout; /* row view, column view, weight in 16 x 16 blocks read across */
+
+/* n rows of K, in one of the layouts. Scales: of all sizes, or one block in four extreme. */
+static GemmInput fp4_input(Layout layout, int64_t n, int64_t K, bool extreme)
+{
+    int64_t blocks = layout == ACROSS ? K * ceil_div(n, 16) : n * ceil_div(K, 16);
+    uint8_t *codes = xcalloc((size_t)blocks, 8), *scales = xmalloc((size_t)blocks);
+    static const uint8_t EDGE[] = {0x00, 0x01, 0x07, 0x08, 0x7e, 0x7d};
+    GemmInput in = {.data = codes, .dtype = DTYPE_BF16, .block_scale = scales, .k_contiguous = layout != ACROSS};
+    in.ld = layout == BY_ROW ? ceil_div(K, 16) : layout == BY_COL ? 1 : ceil_div(n, 16);
+    in.ld_block = layout == BY_ROW ? 1 : n;
+    for (int64_t b = 0; b < blocks; b++)
+        scales[b] = extreme && random_bits() % 4 == 0 ? EDGE[random_bits() % 6] : (uint8_t)(random_bits() % 0x7f);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < K; k++) {
+            int64_t place, block = block_of(&in, i, k, &place);
+            codes[8 * block + place / 2] |= (uint8_t)((random_bits() & 15) << 4 * (place % 2));
+        }
+    return in;
+}
+
+/* The exact sum and the sum of magnitudes, in units of 2^-20: codes in halves, scales in 2^-9. */
+static void exact_sum(const GemmInput *a, const GemmInput *b, int64_t i, int64_t j, int64_t K, int64_t *sum,
+                      double *size)
+{
+    static const int HALVES[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+    *sum = 0;
+    *size = 0;
+    for (int64_t k = 0; k < K; k++) {
+        int64_t term = 1, place;
+        for (int side = 0; side < 2; side++) {
+            const GemmInput *in = side ? b : a;
+            int64_t block = block_of(in, side ? j : i, k, &place);
+            int code = fp4_code(in, block, place);
+            term *= (int64_t)(e4m3_to_f32(in->block_scale[block]) * 512) *
+                    (code & 8 ? -HALVES[code & 7] : HALVES[code & 7]);
+        }
+        *sum += term;
+        *size += fabs((double)term);
+    }
+}
+
+static double worst; /* distance from the exact sum, of the bound */
+
+static void run_fp4(Layout of_a, Layout of_b, int64_t M, int64_t N, int64_t K, bool extreme, char **memory)
+{
+    GemmInput a = fp4_input(of_a, M, K, extreme), b = fp4_input(of_b, N, K, extreme);
+    float alpha = ldexpf((float)(1 + uniform()), (int)(random_bits() % 40) - 30),
+          *bias = matrix(1, N, DTYPE_FP32, NORMAL);
+    float *old = matrix(M, N, DTYPE_FP32, NORMAL), *expected = xmalloc((size_t)(M * N) * sizeof *expected),
+          *got = xmalloc((size_t)(M * N) * sizeof *got);
+    bool with_bias = random_bits() & 1, accumulate = !with_bias && random_bits() & 1;
+    for (int64_t i = 0; i < M; i++)
+        for (int64_t j = 0; j < N; j++) {
+            int64_t sum;
+            double size, u = 0x1p-24, roundings = 17 + (double)ceil_div(K, 32);
+            float c = sum_of_products(&a, &b, i, j, K);
+            exact_sum(&a, &b, i, j, K, &sum, &size);
+            double bound = (pow(1 + u, roundings) - 1) * size * 0x1p-20,
+                   distance = fabs((double)c - (double)sum * 0x1p-20);
+            CHECK(distance <= bound, "M %ld N %ld K %ld: [%ld,%ld] %g from the exact sum, bound %g", (long)M, (long)N,
+                  (long)K, (long)i, (long)j, distance, bound);
+            if (bound > 0) worst = fmax(worst, distance / bound);
+            c = alpha * c;
+            if (with_bias) c = c + bias[j];
+            expected[i * N + j] = accumulate ? old[i * N + j] + c : c;
+        }
+    for (size_t s = 0; s < 4; s++)
+        for (int threads = 1; threads <= 3; threads += 2) {
+            if (!have(ISAS[s])) continue;
+            open_isa(ISAS[s], threads, memory);
+            memcpy(got, old, (size_t)(M * N) * sizeof *got);
+            gemm(&cpu.gemm[DTYPE_BF16], &cpu.workspace, M, N, K, a, b,
+                 (GemmOutput){got, DTYPE_FP32, N, with_bias ? bias : NULL, accumulate, alpha});
+            for (int64_t i = 0; i < M * N; i++)
+                if (!CHECK(same_bits(got[i], expected[i]),
+                           "%s, %d threads, layouts %d %d, M %ld N %ld K %ld: [%ld,%ld] %a not %a", ISAS[s], threads,
+                           of_a, of_b, (long)M, (long)N, (long)K, (long)(i / N), (long)(i % N), (double)got[i],
+                           (double)expected[i]))
+                    break;
+        }
+    free((void *)a.data), free((void *)a.block_scale), free((void *)b.data), free((void *)b.block_scale);
+    free(bias), free(old), free(expected), free(got);
+}
+
+static void test_fp4(char **memory)
+{
+    static const int64_t EDGE[] = {1, 13, 14, 15, 16, 17, 31, 32, 33, 65, 113};
+    test_case("NVFP4: the order of summation and the exact sum, in every layout");
+    for (Layout of_a = BY_ROW; of_a <= BY_COL; of_a++)
+        for (Layout of_b = BY_ROW; of_b <= ACROSS; of_b++) {
+            for (int64_t K = 16; K <= 8192; K *= 2)
+                run_fp4(of_a, of_b, K > 1000 ? 5 : 19, K > 1000 ? 7 : 35, K, K & 64, memory);
+            for (int round = 0; round < (test_long() ? 100 : 12); round++)
+                run_fp4(of_a, of_b, EDGE[random_bits() % 11], EDGE[random_bits() % 11],
+                        1 + (int64_t)(random_bits() % 333), random_bits() & 1, memory);
+        }
+    run_fp4(BY_ROW, BY_ROW, 3, 5, GEMM_SLICE_K + 77, true, memory);
+    run_fp4(BY_COL, BY_COL, GEMM_SUPER_ROWS + 14, 3, 40, true, memory);
+    run_fp4(BY_ROW, ACROSS, 5, GEMM_PANEL_COLS + 9, 70, true, memory);
+    printf("measured largest distance from the exact sum: %.2f of the bound\n", worst);
+
+    test_case("a block scale's value, all 127");
+    for (int b = 0; b < 0x7f; b++) CHECK(gemm_e4m3[b] == e4m3_to_f32((uint8_t)b), "%02x", b);
+}
+
 int main(void)
 {
     char *memory = NULL;
@@ -224,6 +350,7 @@ int main(void)
         CHECK(tiny / 2 != 0, "%s left denormals flushed", ISAS[s]);
         free(a), free(b);
     }
+    test_fp4(&memory);
     free(memory);
     return test_done();
 }
