@@ -25,8 +25,9 @@
  *
  * Consequences, each tested: a block of zeros has scale 0 and codes 0, without a special case. A block below 2^-10/448 of
  * the tensor's amax has scale 0: its codes saturate, its value is 0. Rounding s_b down by up to 1/17 makes x enc_b reach
- * 6.375, which saturates (`headroom` 17/16 makes room). NaN never reaches an amax and becomes code +6: NaN has to be
- * found outside the quantizer. -0 keeps its sign. Short last blocks are padded with zeros, which reach no amax.
+ * 6.375, which saturates (`headroom` 17/16 makes room). -0 keeps its sign. Short last blocks are padded with zeros, which
+ * reach no amax. NaN reaches no amax either and becomes code +6; so that it does not vanish, what is stored as the
+ * tensor's scale is then NaN, and with it every product.
  *
  * Variants: blocks of 16 x 16 for weights, so that the transposed matrix has the same codes and scales; 4/6 (Cook et al.
  * 2512.02010), which scales a block to 6 or to 4, whichever errs less; power-of-two tensor scales, with which a block's
@@ -69,7 +70,8 @@ typedef struct {      /* what is the same for all blocks of a tensor */
     float encode;     /* S_enc */
     float decode;     /* S_dec */
     float multiplier; /* fl(S_enc x fl(1/6)) */
-    float stored;     /* what is kept beside the codes and makes alpha: amax, or S_dec in pow2 mode */
+    float stored;     /* what is kept beside the codes and makes alpha: amax, or S_dec in pow2 mode; NaN when the tensor
+                         holds NaN (or, in pow2 mode, Inf, which amax shows by itself) */
 } Nvfp4Scale;
 
 /* S_enc = 2^e, the largest e with 2^e amax <= 2688; e <= 126, so that S_dec is normal. */
@@ -80,8 +82,8 @@ LLMC_INLINE float nvfp4_pow2_encode(float amax)
     return f32_from_bits((uint32_t)((e < 126 ? e : 126) + 127) << 23);
 }
 
-/* amax of the whole tensor, before headroom. */
-LLMC_INLINE Nvfp4Scale nvfp4_scale(float amax, const Nvfp4Form *form)
+/* amax of the whole tensor, before headroom, NaN passed over; has_nan: there was one. */
+LLMC_INLINE Nvfp4Scale nvfp4_scale(float amax, bool has_nan, const Nvfp4Form *form)
 {
     Nvfp4Scale s;
     s.amax = f32_mul(amax, form->headroom);
@@ -91,6 +93,8 @@ LLMC_INLINE Nvfp4Scale nvfp4_scale(float amax, const Nvfp4Form *form)
     s.decode = f32_div(1.0f, s.encode);
     s.multiplier = f32_mul(s.encode, f32_div(1.0f, 6.0f));
     s.stored = form->tensor_scale == TENSOR_SCALE_POW2 ? s.decode : s.amax;
+    if (has_nan || (form->tensor_scale == TENSOR_SCALE_POW2 && s.amax > NVFP4_FLT_MAX))
+        s.stored = f32_from_bits(0x7fc00000u);
     return s;
 }
 
@@ -260,11 +264,15 @@ static inline uint8_t nvfp4_quantize_block(uint8_t code[16][16], const float x[1
     return scale;
 }
 
-/* Largest magnitude; NaN is passed over. */
-static inline float nvfp4_amax(const float *x, int64_t n)
+/* Largest magnitude; NaN is passed over and told in *has_nan. */
+static inline float nvfp4_amax(const float *x, int64_t n, bool *has_nan)
 {
     float amax = 0;
-    for (int64_t i = 0; i < n; i++) amax = f32_max(f32_abs(x[i]), amax);
+    *has_nan = false;
+    for (int64_t i = 0; i < n; i++) {
+        amax = f32_max(f32_abs(x[i]), amax);
+        *has_nan |= x[i] != x[i];
+    }
     return amax;
 }
 
@@ -274,7 +282,9 @@ static inline Nvfp4Scale nvfp4_quantize(uint8_t *codes, uint8_t *scales, const f
                                         const Nvfp4Form *form, const Nvfp4Place *place)
 {
     int64_t blocks = ceil_div(cols, 16), height = form->block == SCALE_16X16 ? 16 : 1;
-    Nvfp4Scale tensor = nvfp4_scale(nvfp4_amax(x, rows * cols), form);
+    bool has_nan;
+    float amax = nvfp4_amax(x, rows * cols, &has_nan);
+    Nvfp4Scale tensor = nvfp4_scale(amax, has_nan, form);
     for (int64_t r0 = 0; r0 < rows; r0 += height)
         for (int64_t b = 0; b < blocks; b++) {
             float block[16][16];

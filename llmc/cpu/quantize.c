@@ -279,15 +279,23 @@ static inline v16 quantize_row_tile(const Quantizer *q, const v16 tile[16], int6
 
 /* ---- a whole operand ---- */
 
-/* One pass over the source: with `encode` codes and block scales, else magnitudes only. The largest go into amax[]. */
-static void pass(const Quantizer *q, int count, Tensor src, bool encode, float amax[2])
+typedef struct {
+    float amax[2]; /* of each view, NaN passed over */
+    bool has_nan;
+} Magnitude;
+
+/* One pass over the source: with `encode` codes and block scales, else only magnitudes. */
+static Magnitude pass(const Quantizer *q, int count, Tensor src, bool encode)
 {
     float most0 = 0, most1 = 0;
-#pragma omp parallel for schedule(static) num_threads(cpu.threads) reduction(max : most0, most1)
+    int has_nan = 0;
+#pragma omp parallel for schedule(static) num_threads(cpu.threads) reduction(max : most0, most1) reduction(| : has_nan)
     for (int64_t r0 = 0; r0 < src.rows; r0 += 16) {
         v16 tile[16], largest[2] = {v16_set1(0), v16_set1(0)};
+        v16u top = v16u_set1(0);
         for (int64_t c0 = 0; c0 < src.cols; c0 += 16) {
             load_tile(tile, src, r0, c0);
+            UNROLL for (int i = 0; i < 16; i++) top = v16u_max(v16u_bits(v16_abs(tile[i])), top);
             for (int i = 0; i < count; i++) {
                 v16 of_tile;
                 if (encode && q[i].col) {
@@ -306,9 +314,11 @@ static void pass(const Quantizer *q, int count, Tensor src, bool encode, float a
         float of_rows[2] = {v16_largest(largest[0]), v16_largest(largest[1])};
         most0 = of_rows[0] > most0 ? of_rows[0] : most0;
         most1 = of_rows[1] > most1 ? of_rows[1] : most1;
+        uint32_t bits[16];
+        v16u_store(bits, top);
+        for (int i = 0; i < 16; i++) has_nan |= bits[i] > 0x7f800000u;
     }
-    amax[0] = most0;
-    amax[1] = most1;
+    return (Magnitude){{most0, most1}, has_nan};
 }
 
 /* The block scales that waited, in E4M3. */
@@ -411,21 +421,21 @@ static int quantizers(Quantizer q[2], Operand *o, unsigned views)
 void quantize_operand(Operand *o, unsigned views, Tensor src, uint64_t seed, uint32_t step, uint32_t row0)
 {
     Quantizer q[2];
-    float amax[2];
+    Magnitude m = {0};
     int count = quantizers(q, o, views);
     if (!count) return;
     bool late = q[0].late; /* the scale mode is one for all */
-    if (!late) pass(q, count, src, false, amax);
+    if (!late) m = pass(q, count, src, false);
     for (int i = 0; i < count; i++) {
         q[i].seed = seed;
         q[i].step = step;
         q[i].row0 = row0;
-        if (!late) q[i].scale = nvfp4_scale(amax[i], &q[i].format->nvfp4);
+        q[i].scale = nvfp4_scale(m.amax[i], m.has_nan, &q[i].format->nvfp4);
     }
-    pass(q, count, src, true, amax);
+    Magnitude seen = pass(q, count, src, true);
     for (int i = 0; i < count; i++) {
         if (late) {
-            q[i].scale = nvfp4_scale(amax[i], &q[i].format->nvfp4);
+            q[i].scale = nvfp4_scale(seen.amax[i], seen.has_nan, &q[i].format->nvfp4);
             finish_late(&q[i]);
         }
         *q[i].view->tensor_scale = q[i].scale.stored;
