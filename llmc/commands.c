@@ -162,7 +162,8 @@ int command_export(const Options *options, const Machine *machine)
 int command_compare(const Options *options)
 {
     Error error;
-    int code = compare_runs(options->compare_a, options->compare_b, options->block_steps, options->max_gap, &error);
+    int code = compare_runs(options->compare_a, options->compare_b, options->block_steps, options->last_fraction,
+                            options->max_gap, &error);
     if (code < 0) die("compare: %s", error.text);
     return code;
 }

@@ -235,7 +235,18 @@ static int verdict(double mean, double max_gap)
     return beyond ? EXIT_GAP : 0;
 }
 
-int compare_runs(const char *a, const char *b, int64_t block_steps, double max_gap, Error *error)
+/* Leaves the last part of the steps. */
+static void series_last(Series *s, double fraction)
+{
+    int64_t kept = max_i64(min_i64(s->n, 1), (int64_t)(fraction * (double)s->n + 0.5)), first = s->n - kept;
+    for (int64_t i = 0; i < kept; i++) {
+        s->step[i] = s->step[first + i];
+        s->value[i] = s->value[first + i];
+    }
+    s->n = kept;
+}
+
+int compare_runs(const char *a, const char *b, int64_t block_steps, double last_fraction, double max_gap, Error *error)
 {
     Series loss_a, loss_b, val_a, val_b;
     if (sides_read(&loss_a, &loss_b, a, b, "loss", error)) return -1;
@@ -246,6 +257,8 @@ int compare_runs(const char *a, const char *b, int64_t block_steps, double max_g
         double bytes_a = side_bytes_per_token(a), bytes_b = side_bytes_per_token(b);
         double bytes_per_token = bytes_a == bytes_b ? bytes_a : 0;
         printf("A  %s\nB  %s\n", a, b);
+        series_last(&loss_a, last_fraction);
+        series_last(&loss_b, last_fraction);
         if (bytes_a > 0 && bytes_b > 0 && bytes_a != bytes_b)
             printf("note: %g and %g bytes per token: nats per token of the two do not compare\n", bytes_a, bytes_b);
         Gap gap = print_training(&loss_a, &loss_b, block_steps, bytes_per_token);

@@ -26,11 +26,12 @@ typedef struct {
 /* Of gap [n], n >= 1. Fewer than block_steps values make one shorter block. */
 Gap gap_of_blocks(const double *gap, int64_t n, int64_t block_steps);
 
-/* Prints the comparison to stdout. a, b: a run's folder, or several separated by commas, whose losses are averaged over
+/* Prints the comparison to stdout: of the last part of the common steps, last_fraction of them (1: all). a, b: a run's folder, or several separated by commas, whose losses are averaged over
  * the steps that all of them have. Bits per byte are printed where every run's config.json has the same
  * "bytes_per_token". Returns 0; EXIT_GAP when max_gap >= 0 and mean > max_gap (a better B is never a failure); -1 with
  * the reason when there is nothing to compare: a log is missing, no common step, a loss that is not finite. */
-int compare_runs(const char *a, const char *b, int64_t block_steps, double max_gap, Error *error);
+int compare_runs(const char *a, const char *b, int64_t block_steps, double last_fraction, double max_gap,
+                 Error *error);
 
 C_END
 #endif

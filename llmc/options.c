@@ -180,6 +180,7 @@ static const Option OPTIONS[] = {
     ENUM(format, "bf16", "bf16|nvfp4", EXPORT, "nvfp4: llama and qwen3"),
     NUM(max_gap, "-1", -1, 1000, COMPARE, "exit 3 if B's mean loss is higher by more"),
     INT(block_steps, "10", 1, STEPS_MAX, COMPARE, "steps of a block"),
+    NUM(last_fraction, "1", 0, 1, COMPARE, "only the last part of the steps"),
 
     HEADING("machine"),
     INT(threads, "0", 0, 1024, MACHINE, "0: all cores this process may use"),

@@ -76,6 +76,7 @@ typedef struct {
     double temperature;          /* 0: greedy */
     double max_gap;              /* < 0: none */
     int64_t block_steps;         /* compare: steps a block */
+    double last_fraction;        /* compare: of the common steps */
     char *compare_a, *compare_b; /* the two positional arguments of compare; each a comma-separated list of runs */
     int64_t rows, cols, row0;    /* quantize: of a raw file; Philox row of the first row */
     char *tensor;                /* quantize: name within a safetensors file */

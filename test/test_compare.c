@@ -34,12 +34,14 @@ static void put_config(const char *run, const char *text)
     free(path);
 }
 
+static double last_fraction = 1;
+
 /* compare_runs with what it prints; *screen is owned by the caller. */
 static int compare(const char *a, const char *b, int64_t block, double max_gap, char **screen, Error *error)
 {
     error->text[0] = 0;
     Capture capture = capture_start();
-    int code = compare_runs(a, b, block, max_gap, error);
+    int code = compare_runs(a, b, block, last_fraction, max_gap, error);
     *screen = capture_end(&capture);
     return code;
 }
@@ -94,6 +96,14 @@ static void test_known_gap(void)
     expect(a, c, 20, -1, 0, "90 common steps; 4 blocks of 20");
     expect(a, c, 20, -1, 0, "       21 ..        40 ");
     expect(a, c, 1, -1, 0, "+- 0.053000 nats"); /* all +-1/2: 0.5 / sqrt(89) */
+
+    test_case("the last part of the steps only");
+    last_fraction = 0.2;
+    expect(a, b, 5, -1, 0, "20 common steps; 4 blocks of 5");
+    expect(a, b, 5, -1, 0, "       81 ..        85 ");
+    last_fraction = 0; /* at least one step */
+    expect(a, b, 5, -1, 0, "1 common steps; 1 blocks of 1");
+    last_fraction = 1;
 
     test_case("validation at common steps");
     expect(a, b, 10, -1, 0, "                   100     6.00000    6.50000   +0.500000");

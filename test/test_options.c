@@ -216,9 +216,9 @@ static void test_other_verbs(void)
     if (accepts(&o, "tokenize --input a,b --output c.bin"))
         CHECK(o.verb == VERB_TOKENIZE && !strcmp(o.input, "a,b") && !strcmp(o.output, "c.bin"), "tokenize");
     options_free(&o);
-    if (accepts(&o, "compare r/a,r/b --max_gap 0.5 r/c --block_steps 20"))
+    if (accepts(&o, "compare r/a,r/b --max_gap 0.5 r/c --block_steps 20 --last_fraction 0.2"))
         CHECK(o.verb == VERB_COMPARE && !strcmp(o.compare_a, "r/a,r/b") && !strcmp(o.compare_b, "r/c") &&
-                  o.max_gap == 0.5 && o.block_steps == 20,
+                  o.max_gap == 0.5 && o.block_steps == 20 && o.last_fraction == 0.2,
               "compare");
     options_free(&o);
     if (accepts(&o, "compare a b")) CHECK(o.max_gap < 0 && o.block_steps == 10, "defaults of compare");
@@ -417,7 +417,7 @@ static void test_mutated_config(void)
 static bool tested(const char *key)
 {
     static const char *const others[] = {"config", "overwrite", "checkpoint", "data",    "prompt",      "tokens",
-                                         "top_k",  "input",     "output",     "max_gap", "block_steps", "temperature"};
+                                         "top_k",  "input",     "output",     "max_gap", "block_steps", "last_fraction", "temperature"};
     for (int i = 0; i < TRAIN_COUNT; i++)
         if (strcmp(TRAIN_OPTIONS[i].key, key) == 0) return true;
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
