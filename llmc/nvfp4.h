@@ -85,7 +85,7 @@ LLMC_INLINE Nvfp4Scale nvfp4_scale(float amax, const Nvfp4Form *form)
 {
     Nvfp4Scale s;
     s.amax = f32_mul(amax, form->headroom);
-    s.encode = f32_min(f32_div(6.0f * nvfp4_bound(form), s.amax), NVFP4_FLT_MAX);
+    s.encode = f32_min(f32_div(f32_mul(6.0f, nvfp4_bound(form)), s.amax), NVFP4_FLT_MAX);
     if (form->tensor_scale == TENSOR_SCALE_POW2) s.encode = nvfp4_pow2_encode(s.amax);
     if (s.amax == 0 || s.amax > NVFP4_FLT_MAX) s.encode = 1.0f;
     s.decode = f32_div(1.0f, s.encode);
@@ -99,14 +99,15 @@ LLMC_INLINE float nvfp4_alpha(float stored_a, const Nvfp4Form *a, float stored_b
 {
     float product = f32_mul(stored_a, stored_b);
     if (a->tensor_scale == TENSOR_SCALE_POW2) return product;
-    return f32_mul(product, f32_div(1.0f, 36.0f * nvfp4_bound(a) * nvfp4_bound(b)));
+    return f32_mul(product, f32_div(1.0f, f32_mul(f32_mul(36.0f, nvfp4_bound(a)), nvfp4_bound(b))));
 }
 
 /* The factor on e2m1 of one block. */
 LLMC_INLINE float nvfp4_decode_scale(uint8_t block_scale, float stored, const Nvfp4Form *form)
 {
     float scaled = f32_mul(e4m3_to_f32(block_scale), stored);
-    return form->tensor_scale == TENSOR_SCALE_POW2 ? scaled : f32_mul(scaled, f32_div(1.0f, 6.0f * nvfp4_bound(form)));
+    if (form->tensor_scale == TENSOR_SCALE_POW2) return scaled;
+    return f32_mul(scaled, f32_div(1.0f, f32_mul(6.0f, nvfp4_bound(form))));
 }
 
 /* ---- one block ---- */
