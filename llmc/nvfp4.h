@@ -26,7 +26,8 @@
  * Consequences, each tested: a block of zeros has scale 0 and codes 0, without a special case. A block below 2^-10/448 of
  * the tensor's amax has scale 0: its codes saturate, its value is 0. Rounding s_b down by up to 1/17 makes x enc_b reach
  * 6.375, which saturates (`headroom` 17/16 makes room). NaN never reaches an amax and becomes code +6: NaN has to be
- * found outside the quantizer. -0 keeps its sign. Short last blocks are padded with zeros, which reach no amax.
+ * found outside the quantizer. Inf makes amax and with it every value Inf or NaN, but hides as 2688 under power-of-two
+ * scales. -0 keeps its sign. Short last blocks are padded with zeros, which reach no amax.
  *
  * Variants: blocks of 16 x 16 for weights, so that the transposed matrix has the same codes and scales; 4/6 (Cook et al.
  * 2512.02010), which scales a block to 6 or to 4, whichever errs less; power-of-two tensor scales, with which a block's

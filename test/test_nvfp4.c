@@ -1,15 +1,15 @@
 /* nvfp4.h: the quantizer against committed vectors of an independent implementation (test/fixtures/nvfp4.bin, made by
  * dev/reference/make_nvfp4_vectors.py, which describes the file), and what the vectors do not hold against definitions
- * written out here: power-of-two tensor scales, headroom, alpha, transposed 16 x 16 blocks, special values, padding. The tiles of
- * scales and the Hadamard transform are in test_nvfp4_layout.c, randomness in test_nvfp4_random.c, the code that nvcc
- * makes in test_nvfp4_cuda.sh.
+ * written out here: power-of-two tensor scales, headroom, alpha, transposed 16 x 16 blocks, special values, padding. The
+ * tiles of scales and the Hadamard transform are in test_nvfp4_layout.c, randomness in test_nvfp4_random.c, the code
+ * that nvcc makes in test_nvfp4_cuda.sh.
  *
  * Known mistakes of other implementations that have a case here: another order of the scales' roundings (vectors
  * scale_ties), a reciprocal for a division (ties, nvfp4_already), errors of 4/6 summed in another order (undecided),
  * zero blocks and zero rows that become NaN, padding that is seen by an amax or an error of 4/6, an alpha of the wrong
  * tensor or bound, a tensor's scale put into E4M3, reads and writes beyond odd shapes, NaN that poisons an amax. Not
  * possible here: shapes of more than two dimensions (all are matrices), and a minimum over padded scales (nothing takes
- * one; the head room of a format is a constant).
+ * one).
  */
 #include <math.h>
 
@@ -59,18 +59,19 @@ static uint64_t fnv1a(const float *x, int64_t n)
     return h;
 }
 
-/* First place where two arrays differ, or -1. */
-static int64_t difference(const uint8_t *a, const uint8_t *b, int64_t n)
+static void same(const char *name, const char *what, const uint8_t *got, const uint8_t *expected, int64_t rows,
+                 int64_t width)
 {
-    for (int64_t i = 0; i < n; i++)
-        if (a[i] != b[i]) return i;
-    return -1;
+    for (int64_t i = 0; i < rows * width; i++)
+        if (!CHECK(got[i] == expected[i], "%s: %s, row %d, byte %d: %02x, not %02x", name, what, (int)(i / width),
+                   (int)(i % width), got[i], expected[i]))
+            return;
 }
 
 static void one_variant(Reader *r, const char *name, const float *x, int64_t rows, int64_t cols, const Nvfp4Form *form,
                         const Nvfp4Place *place)
 {
-    int64_t blocks = ceil_div(cols, 16), width = ceil_div(cols, 2), at;
+    int64_t blocks = ceil_div(cols, 16), width = ceil_div(cols, 2);
     uint8_t *codes = xmalloc((size_t)(rows * cols)), *scales = xmalloc((size_t)(rows * blocks));
     uint8_t *packed = xmalloc((size_t)(rows * width));
     float *back = xmalloc((size_t)(rows * cols) * sizeof *back);
@@ -89,14 +90,8 @@ static void one_variant(Reader *r, const char *name, const float *x, int64_t row
     uint64_t hash;
     memcpy(&hash, take(r, 8), 8);
     CHECK(fnv1a(back, rows * cols) == hash, "%s: dequantized values differ", what);
-    const uint8_t *expected = take(r, rows * width);
-    at = difference(packed, expected, rows * width);
-    CHECK(at < 0, "%s: codes of row %d, columns %d and next: %02x, not %02x", what, (int)(at / width),
-          (int)(at % width * 2), packed[at], expected[at]);
-    expected = take(r, rows * blocks);
-    at = difference(scales, expected, rows * blocks);
-    CHECK(at < 0, "%s: scale of row %d, block %d: %02x, not %02x", what, (int)(at / blocks), (int)(at % blocks),
-          scales[at], expected[at]);
+    same(what, "packed codes", packed, take(r, rows * width), rows, width);
+    same(what, "block scales", scales, take(r, rows * blocks), rows, blocks);
     free(codes);
     free(scales);
     free(packed);
@@ -347,6 +342,58 @@ static void test_special(void)
     }
 }
 
+static void test_worked_example(void)
+{
+    float x[32] = {2, 0}, back[32];
+    uint8_t codes[32], scales[2];
+    test_case("the example worked in nvfp4.h");
+    x[16] = 0.5f;
+    x[17] = 0.3f;
+    Nvfp4Scale tensor = nvfp4_quantize(codes, scales, x, 1, 32, &PLAIN, NULL);
+    CHECK(tensor.encode == 1344 && e4m3_to_f32(scales[1]) == 112, "%g %g", (double)tensor.encode,
+          (double)e4m3_to_f32(scales[1]));
+    CHECK(nvfp4_encode_block(scales[1], tensor.decode) == 12 && codes[16] == 7 && codes[17] == 6, "%x %x", codes[16],
+          codes[17]);
+    nvfp4_dequantize(back, codes, scales, tensor.stored, 1, 32, &PLAIN);
+    CHECK(fabsf(back[17] - 1.0f / 3) < 1e-7f && fabsf(back[16] - 0.5f) < 1e-7f, "%a", (double)back[17]);
+}
+
+/* At amax 448 the scale is amax_b itself, and its rounding to zero starts at 2^-10. */
+static void test_flush(void)
+{
+    float x[32] = {448, 0}, back[32];
+    uint8_t codes[32], scales[2];
+    test_case("a block of at most 2^-10/448 of the tensor's amax has scale 0, saturated codes and value 0; above not");
+    for (int above = 0; above < 2; above++) {
+        x[16] = f32_from_bits(f32_bits(0x1p-10f) + (uint32_t)above);
+        x[17] = -x[16] / 1024;
+        Nvfp4Scale tensor = nvfp4_quantize(codes, scales, x, 1, 32, &PLAIN, NULL);
+        nvfp4_dequantize(back, codes, scales, tensor.stored, 1, 32, &PLAIN);
+        if (above)
+            CHECK(scales[1] == 1 && codes[16] == 5 && codes[17] == 8 && back[16] > 0, "%02x %x", scales[1], codes[16]);
+        else
+            CHECK(scales[1] == 0 && codes[16] == 7 && codes[17] == 15 && back[16] == 0, "%02x %x", scales[1],
+                  codes[16]);
+    }
+}
+
+static void test_infinity(void)
+{
+    float x[32] = {1, INFINITY, [16] = 3}, back[32];
+    uint8_t codes[32], scales[2];
+    test_case("Inf is seen in every value of the tensor; with power-of-two scales it hides as a finite value");
+    for (int mode = 0; mode < 2; mode++) {
+        Nvfp4Form form = {.tensor_scale = (TensorScaleMode)mode, .headroom = 1};
+        Nvfp4Scale tensor = nvfp4_quantize(codes, scales, x, 1, 32, &form, NULL);
+        nvfp4_dequantize(back, codes, scales, tensor.stored, 1, 32, &form);
+        CHECK(codes[1] == 7 && scales[0] == 0x7e, "mode %d: %x %02x", mode, codes[1], scales[0]);
+        if (mode == TENSOR_SCALE_AMAX)
+            for (int i = 0; i < 32; i++) CHECK(!isfinite(back[i]), "value %d is %g", i, (double)back[i]);
+        else
+            CHECK(back[1] == 2688 && back[16] == 3, "%g %g", (double)back[1], (double)back[16]);
+    }
+}
+
 static void test_transpose(void)
 {
     enum { R = 37, C = 53 };
@@ -412,6 +459,9 @@ int main(void)
     test_headroom();
     test_alpha();
     test_special();
+    test_worked_example();
+    test_flush();
+    test_infinity();
     test_transpose();
     test_padding();
     return test_done();

@@ -4,8 +4,8 @@
     python3 dev/reference/make_nvfp4_vectors.py ORACLE.py
 
 The vectors were made with an independent plain-Python implementation which follows TransformerEngine's reference
-quantizer (and its kernels where the two differ: the sign of zero, NaN). It is kept outside of this repository; any module
-with these functions will do:
+quantizer (and its kernels where the two differ: the sign of zero, NaN). It is kept outside of this repository; any
+module with these functions will do:
 
     quantize(values, rows, cols, twod, fouroversix, sr_bytes, mode="kernel", amax=None)
                       a dict: codes and scales as lists of rows; amax, encode_scale, decode_scale
@@ -167,15 +167,16 @@ def ties(rng: random.Random, oracle: ModuleType) -> list[Data]:
     quantized = oracle.quantize([f32(rng.gauss(0, 1)) for _ in range(1024)], 16, 64, mode="kernel")
     out.append(("nvfp4_already", 16, 64, oracle.dequantize(quantized)))
     # 4/6: 6, 3 and 0 are exact under both scales, so the errors are equal: all zero, or as large.
-    values = [f32(E4M3[8 * (c // 16 % 4) + 64] * rng.choice([6.0, 3.0, 0.0, -6.0])) for _ in range(16) for c in range(64)]
+    units = [E4M3[8 * (c // 16 % 4) + 64] for _ in range(16) for c in range(64)]
+    values = [unit * rng.choice([6.0, 3.0, 0.0, -6.0]) for unit in units]
     for c in range(0, 16 * 64, 16):
-        values[c] = f32(6 * E4M3[8 * (c // 16 % 4) + 64])
+        values[c] = 6 * units[c]
     return out + [("equal_4_6", 16, 64, [1536.0] + values[1:])]
 
 
 def undecided(rng: random.Random, oracle: ModuleType, kind: str, twod: bool, pairs: int) -> Data:
-    """4/6 blocks whose two errors are equal but for roundings: one value is moved until the choice turns, and the blocks
-    on both sides of the turn are kept. Any other order or form of the sum decides some of them otherwise."""
+    """4/6 blocks whose two errors are equal but for roundings: one value is moved until the choice turns, and the
+    blocks on both sides of the turn are kept. Another order or form of the sum decides some of them otherwise."""
     rows, blocks, amax = 16 if twod else 1, [], 4.0
 
     def chosen(block: list[float], value: float) -> int:
@@ -243,8 +244,8 @@ def main() -> None:
         data += [undecided(rng, oracle, kind, False, 24), undecided(rng, oracle, kind, True, 6)]
     out = b"NVFP4V1\0" + struct.pack("<I", len(data))
     for d in data:
-        place = [rng.getrandbits(32), rng.getrandbits(32), rng.getrandbits(20), rng.getrandbits(7), 67 + rng.getrandbits(4),
-                 rng.getrandbits(16), rng.getrandbits(8)]
+        place = [rng.getrandbits(32), rng.getrandbits(32), rng.getrandbits(20), rng.getrandbits(7),
+                 67 + rng.getrandbits(4), rng.getrandbits(16), rng.getrandbits(8)]
         out += encode(oracle, d, place)
     arguments.output.write_bytes(out)
     print(f"{arguments.output}: {len(data)} data sets, {len(out)} bytes")
