@@ -9,7 +9,7 @@ module with these functions will do:
 
     quantize(values, rows, cols, twod, fouroversix, sr_bytes, mode="kernel", amax=None)
                       a dict: codes and scales as lists of rows; amax, encode_scale, decode_scale
-    dequantize(q), packed(q)
+    dequantize(q), packed(q), encode_e4m3(x)
 
 The random bytes of stochastic rounding are made here, with a Philox4x32-7 of our own. The file, little-endian:
 
@@ -153,6 +153,31 @@ def scales(rng: random.Random) -> list[Data]:
     return out
 
 
+def orders(rng: random.Random, oracle: ModuleType) -> list[Data]:
+    """Block maxima whose scale is another one under (amax_b / 6) x S_enc than under amax_b x (S_enc x 1/6): the two
+    kinds of quantizer differ in just this, and other data hardly ever shows it."""
+    out: list[Data] = []
+    sixth = f32(1.0 / 6.0)
+    for name, bound in (("orders", 448), ("orders_4_6", 256)):
+        values: list[float] = []
+        amax = 0.0
+        while len(values) < 1024 - 16:
+            if not values:
+                amax = f32(rng.uniform(1, 2))
+            encode = f32(6 * bound / amax)
+            byte, factor = rng.randrange(16, 110), rng.choice([1.0, 1.5]) if bound == 256 else 1.0
+            top = f32(6 * (E4M3[byte] + E4M3[byte + 1]) / 2 / factor / encode)
+            for ulps in (-1, 0, 1):
+                b = neighbour(top, ulps)
+                a = [f32(f32(f32(b / 6) * encode) * factor), f32(f32(b * f32(encode * sixth)) * factor)]
+                if b < amax and oracle.encode_e4m3(a[0]) != oracle.encode_e4m3(a[1]):
+                    values += [b] + [f32(b * rng.choice([-1, 1]) * rng.choice(E2M1) / 6 / rng.choice([1, 1.5]))
+                                     for _ in range(15)]
+                    break
+        out.append((name, 16, 64, values + [amax] + [0.0] * 15))
+    return out
+
+
 def ties(rng: random.Random, oracle: ModuleType) -> list[Data]:
     """Values on and beside the middles of the grid; values that are NVFP4 already."""
     out: list[Data] = []
@@ -239,7 +264,7 @@ def main() -> None:
     spec.loader.exec_module(oracle)
 
     rng = random.Random(4)
-    data = ordinary(rng) + extremes(rng) + scales(rng) + ties(rng, oracle)
+    data = ordinary(rng) + extremes(rng) + scales(rng) + orders(rng, oracle) + ties(rng, oracle)
     for kind in ("MAE", "MSE"):
         data += [undecided(rng, oracle, kind, False, 24), undecided(rng, oracle, kind, True, 6)]
     out = b"NVFP4V1\0" + struct.pack("<I", len(data))
