@@ -418,7 +418,7 @@ static void test_transpose(void)
 static void test_padding(void)
 {
     static const int SIZES[][2] = {{1, 1}, {1, 15}, {3, 17}, {16, 16}, {15, 33}, {17, 31}, {31, 64}};
-    static float x[COUNT], exact[COUNT], padded[ROWS * COLS];
+    static float x[COUNT], padded[COUNT], back[COUNT + 1], back_padded[COUNT];
     uint8_t codes[COUNT + 1], scales[ROWS * BLOCKS + 1], packed[COUNT / 2 + 1];
     test_case("padding is zero: short blocks are quantized as if zeros followed, nothing beyond is read or written");
     for (size_t s = 0; s < sizeof SIZES / sizeof *SIZES; s++)
@@ -436,16 +436,20 @@ static void test_padding(void)
             nvfp4_quantize(codes, scales, x, rows, cols, &form, NULL);
             nvfp4_pack(packed, codes, rows, cols);
             Quantized q = quantize(padded, &form);
-            nvfp4_dequantize(exact, codes, scales, q.tensor.stored, rows, cols, &form);
+            nvfp4_dequantize(back_padded, q.codes, q.scales, q.tensor.stored, ROWS, COLS, &form);
+            back[rows * cols] = -99;
+            nvfp4_dequantize(back, codes, scales, q.tensor.stored, rows, cols, &form);
             for (int r = 0; r < rows; r++)
                 for (int c = 0; c < cols; c++) {
                     int nibble = packed[r * width + c / 2] >> (c % 2 * 4) & 15;
                     CHECK(codes[r * cols + c] == q.codes[r * COLS + c] && codes[r * cols + c] == nibble &&
-                              scales[r * blocks + c / 16] == q.scales[r * BLOCKS + c / 16],
+                              scales[r * blocks + c / 16] == q.scales[r * BLOCKS + c / 16] &&
+                              back[r * cols + c] == back_padded[r * COLS + c],
                           "%d x %d, variant %d: row %d, column %d", rows, cols, v, r, c);
                 }
             CHECK(cols % 2 == 0 || packed[width - 1] >> 4 == 0, "%d x %d: the odd nibble", rows, cols);
-            CHECK(codes[rows * cols] == 0xee && scales[rows * blocks] == 0xee && packed[rows * width] == 0xee,
+            CHECK(codes[rows * cols] == 0xee && scales[rows * blocks] == 0xee && packed[rows * width] == 0xee &&
+                      back[rows * cols] == -99,
                   "%d x %d: written beyond the end", rows, cols);
         }
 }
