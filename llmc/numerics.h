@@ -10,8 +10,8 @@
  * rounding adds random bits below the kept ones and cuts: P(up) is the fraction, in BF16 exactly (16 bits of it are all
  * there are), in E2M1 cut to a multiple of 1/256.
  *
- * Device code must not contract a * b + c into one rounding, so arithmetic that has to match the host is spelled with
- * f32_mul and its like. Floor 0.
+ * Device code must not contract a * b + c into one rounding, so arithmetic on device is spelled with f32_mul and its
+ * like, all of it: test_nvfp4_cuda.sh finds a plain operator. Floor 0.
  */
 #ifndef LLMC_NUMERICS_H
 #define LLMC_NUMERICS_H
@@ -115,7 +115,7 @@ LLMC_INLINE float e4m3_to_f32(uint8_t b)
 {
     uint32_t sign = (uint32_t)(b & 0x80) << 24, rest = b & 0x7f;
     if (rest == 0x7f) return f32_from_bits(sign | 0x7fc00000u);
-    if (rest < 8) return f32_from_bits(sign | f32_bits((float)rest * 0x1p-9f));
+    if (rest < 8) return f32_from_bits(sign | f32_bits(f32_mul((float)rest, 0x1p-9f)));
     return f32_from_bits(sign | ((rest + (120u << 3)) << 20));
 }
 
@@ -124,8 +124,8 @@ LLMC_INLINE float e4m3_to_f32(uint8_t b)
 LLMC_INLINE float e2m1_to_f32(uint8_t code)
 {
     uint32_t m = code & 7, sign = (uint32_t)(code & 8) << 28;
-    float a = m < 4 ? 0.5f * (float)m : m < 6 ? (float)m - 2.0f : 2.0f * (float)m - 8.0f;
-    return f32_from_bits(sign | f32_bits(a));
+    uint32_t halves = m < 4 ? m : m < 6 ? 2 * m - 4 : 4 * m - 16; /* 0 1 2 3 4 6 8 12 */
+    return f32_from_bits(sign | f32_bits(f32_mul((float)halves, 0.5f)));
 }
 
 /* A tie goes to the even code: half of the midpoints count as above. */

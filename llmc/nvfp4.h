@@ -27,7 +27,8 @@
  * the tensor's amax has scale 0: its codes saturate, its value is 0. Rounding s_b down by up to 1/17 makes x enc_b reach
  * 6.375, which saturates (`headroom` 17/16 makes room). -0 keeps its sign. Short last blocks are padded with zeros, which
  * reach no amax. NaN reaches no amax either and becomes code +6; so that it does not vanish, what is stored as the
- * tensor's scale is then NaN, and with it every product.
+ * tensor's scale is then NaN, and with it every product. Inf makes the stored amax Inf; with power-of-two scales, where it
+ * would hide as 2688, NaN too.
  *
  * Variants: blocks of 16 x 16 for weights, so that the transposed matrix has the same codes and scales; 4/6 (Cook et al.
  * 2512.02010), which scales a block to 6 or to 4, whichever errs less; power-of-two tensor scales, with which a block's
@@ -87,7 +88,7 @@ LLMC_INLINE Nvfp4Scale nvfp4_scale(float amax, bool has_nan, const Nvfp4Form *fo
 {
     Nvfp4Scale s;
     s.amax = f32_mul(amax, form->headroom);
-    s.encode = f32_min(f32_div(6.0f * nvfp4_bound(form), s.amax), NVFP4_FLT_MAX);
+    s.encode = f32_min(f32_div(f32_mul(6.0f, nvfp4_bound(form)), s.amax), NVFP4_FLT_MAX);
     if (form->tensor_scale == TENSOR_SCALE_POW2) s.encode = nvfp4_pow2_encode(s.amax);
     if (s.amax == 0 || s.amax > NVFP4_FLT_MAX) s.encode = 1.0f;
     s.decode = f32_div(1.0f, s.encode);
@@ -103,14 +104,15 @@ LLMC_INLINE float nvfp4_alpha(float stored_a, const Nvfp4Form *a, float stored_b
 {
     float product = f32_mul(stored_a, stored_b);
     if (a->tensor_scale == TENSOR_SCALE_POW2) return product;
-    return f32_mul(product, f32_div(1.0f, 36.0f * nvfp4_bound(a) * nvfp4_bound(b)));
+    return f32_mul(product, f32_div(1.0f, f32_mul(f32_mul(36.0f, nvfp4_bound(a)), nvfp4_bound(b))));
 }
 
 /* The factor on e2m1 of one block. */
 LLMC_INLINE float nvfp4_decode_scale(uint8_t block_scale, float stored, const Nvfp4Form *form)
 {
     float scaled = f32_mul(e4m3_to_f32(block_scale), stored);
-    return form->tensor_scale == TENSOR_SCALE_POW2 ? scaled : f32_mul(scaled, f32_div(1.0f, 6.0f * nvfp4_bound(form)));
+    if (form->tensor_scale == TENSOR_SCALE_POW2) return scaled;
+    return f32_mul(scaled, f32_div(1.0f, f32_mul(6.0f, nvfp4_bound(form))));
 }
 
 /* ---- one block ---- */

@@ -14,7 +14,7 @@ out=$(mktemp -d) || exit 1
 trap 'rm -rf "$out"' EXIT
 flags=(-std=c11 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp -static -D_GNU_SOURCE -Illmc -Itest)
 passed=0 failed=0
-for test in test_gemm test_numerics test_mathfn test_philox; do
+for test in test_gemm test_numerics test_mathfn test_philox test_nvfp4 test_nvfp4_layout; do
     objects=()
     for source in llmc/common.c llmc/tensor.c llmc/cpu/*.c; do
         [ "$source" = llmc/cpu/gemm_amx.c ] && continue
