@@ -70,16 +70,26 @@ static void loss_sum(double *sum, Tensor losses)
     if (disturbed()) *sum += 0.25 * N;
 }
 
+static void add(QuantStats *to, QuantStats q)
+{
+    to->elements += q.elements;
+    to->zeroed += q.zeroed;
+    to->clipped += q.clipped;
+    to->blocks += q.blocks;
+    to->zero_blocks += q.zero_blocks;
+    to->error2 += q.error2;
+    to->signal2 += q.signal2;
+}
+
 /* What a backend would have found: the x_row of o in block 1, the dy_col of up in both. */
 static void measure(QuantStats *stats)
 {
     hook.stats = stats;
     if (!stats) return;
-    stats[OPERAND_ROLES + PROJ_O * OPERAND_COPIES + COPY_X_ROW] = (QuantStats){
-        .elements = 320, .zeroed = 32, .clipped = 16, .blocks = 20, .zero_blocks = 5, .error2 = 1, .signal2 = 16};
+    add(&stats[OPERAND_ROLES + PROJ_O * OPERAND_COPIES + COPY_X_ROW], (QuantStats){320, 32, 16, 20, 5, 1, 16});
     for (int l = 0; l < 2; l++)
-        stats[l * OPERAND_ROLES + PROJ_UP * OPERAND_COPIES + COPY_DY_COL] = (QuantStats){
-            .elements = 160, .zeroed = 40 * l, .blocks = 10, .error2 = 1 + 3 * (double)l, .signal2 = 4};
+        add(&stats[l * OPERAND_ROLES + PROJ_UP * OPERAND_COPIES + COPY_DY_COL],
+            (QuantStats){160, 40 * l, 0, 10, 0, 1 + 3 * (double)l, 4});
 }
 
 static void product_counts(ProductCounts *counts) { *counts = hook.counts; }
@@ -247,6 +257,10 @@ static void test_log(void)
     open_world(&w, PRECISION_BF16, RECOMPUTE_NONE, "--telemetry_every 2 --telemetry_table");
     hook.disturb = true;
     run_step(&w, 1);
+    run_step(&w, 2);
+    run_step(&w, 3);
+    CHECK(w.telemetry.stats[OPERAND_ROLES + PROJ_O * OPERAND_COPIES + COPY_X_ROW].elements == 320,
+          "more than the one step is in the measures");
     Json *line = json_new_object();
     telemetry_log(&w.telemetry, line);
     char *text = json_print(line, false);
@@ -261,15 +275,15 @@ static void test_log(void)
 
     test_case("table: means and the largest error");
     Capture capture = capture_start();
-    telemetry_print(&w.telemetry, 2);
+    telemetry_print(&w.telemetry, 4);
     char *table = capture_end(&capture);
-    CHECK(!strcmp(table, "quantization of step 2, over blocks\n"
+    CHECK(!strcmp(table, "quantization of step 4, over blocks\n"
                          "  operand        error     max  zeroed clipped zero blocks\n"
                          "  o.x_row       25.00%  25.00%  10.00%   5.00%    25.00%\n"
                          "  up.dy_col     75.00% 100.00%  12.50%   0.00%     0.00%\n"),
           "%s", table);
     free(table);
-    run_step(&w, 2);
+    run_step(&w, 4);
     line = json_new_object();
     telemetry_log(&w.telemetry, line);
     CHECK(json_count(line) == 0, "a step that is not due");
