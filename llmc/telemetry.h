@@ -16,7 +16,7 @@
  *
  * error = |after - before| / |before| in the 2-norm; zeroed and clipped are shares of the elements, zero_blocks of the
  * blocks. loss_gap = loss under the recipe - loss in BF16, mean over the micro-batch; norm_ratio has the recipe's
- * gradient on top. Floor 4.
+ * gradient on top; both are "nan" for a gradient of zeros. Floor 4.
  */
 #ifndef LLMC_TELEMETRY_H
 #define LLMC_TELEMETRY_H
