@@ -33,10 +33,8 @@ static void open_checkpoint(Model *model, const Options *options, const Machine 
     ModelSpec spec;
 
     if (checkpoint_verify(options->checkpoint, false, &state, &config, &error)) die("checkpoint: %s", error.text);
-    options_defaults(&saved, VERB_TRAIN);
-    if (options_from_json(&saved, config, options->checkpoint, &error) || start_spec(&saved, &spec, &error))
-        die("checkpoint %s: its config.json cannot be used: %s", options->checkpoint, error.text);
-    spec.train = false;
+    if (start_saved(&saved, &spec, config, options->checkpoint, &error)) die("checkpoint %s", error.text);
+    spec.train = spec.recipe.shadow = false;
     spec.generate = B == 0;
     spec.B = B;
     spec.micro_steps = 1;
@@ -123,9 +121,14 @@ int command_plan(const Options *options, const Machine *machine)
     Model model;
     ModelSpec spec;
     Error error;
-    if (start_spec(options, &spec, &error) || model_plan(&model, &spec, machine->ops, &error))
+    Options resolved = *options; /* its strings belong to `options` */
+    char reason[160];
+    if (start_resolve(&(Start){0}, &resolved, machine->ops->native_fp4, reason, &error) ||
+        start_spec(&resolved, &spec, &error) || model_plan(&model, &spec, machine->ops, &error))
         die_usage("%s", error.text);
     printf("%s on %s, %d threads\n\n", arch_name(spec.config.arch), machine->ops->name, machine->threads);
+    plan_print_precision(&model, options->recipe.precision == PRECISION_AUTO, reason);
+    printf("\n");
     plan_print(&model, spec.micro_steps * spec.B * spec.config.T);
     model_close(&model);
     return 0;

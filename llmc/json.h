@@ -45,6 +45,8 @@ void json_add_double(Json *object, const char *key, double value); /* shortest t
 void json_add_bool(Json *object, const char *key, bool value);
 void json_add_string(Json *object, const char *key, const char *value);
 void json_append_int(Json *array, int64_t value);
+void json_append_float(Json *array, double value);
+Json *json_append_object(Json *array);
 void json_append_string(Json *array, const char *value);
 
 char *json_print(const Json *json, bool indented); /* owned by the caller; no newline at the end */

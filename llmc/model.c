@@ -29,6 +29,26 @@ static void widen_need(Need *need, Need other)
     need->group = max_i64(need->group, other.group);
 }
 
+static void place_shadow(Model *model)
+{
+    int64_t elements = 0;
+    for (int i = 0; i < model->table.count; i++)
+        if (model->table.param[i].kind <= PARAM_DOWN)
+            elements += model->table.param[i].rows * model->table.param[i].cols;
+    model->arena.purpose = PURPOSE_GRADIENT;
+    model->shadow = arena_tensor(&model->arena, DTYPE_FP32, 1, elements);
+}
+
+/* Blocks of 16 along tokens, and the transform's, stay within a micro-batch. */
+static int check_tokens(const ModelSpec *s, const Recipe *recipe, Error *error)
+{
+    if (!s->train || !recipe_quantizes_tokens(recipe) || s->B * s->config.T % NVFP4_BLOCK == 0) return 0;
+    return error_set(error,
+                     "batch %lld x seq_len %lld is no multiple of 16: weight gradients in nvfp4 are made of blocks of "
+                     "16 tokens; choose another --batch, or --wgrad bf16",
+                     (long long)s->B, (long long)s->config.T);
+}
+
 /* The whole memory of a run, in model->arena, which counts or has memory. */
 static void lay_out(Model *model)
 {
@@ -39,6 +59,7 @@ static void lay_out(Model *model)
     size_t tokens = (size_t)(max_i64(s->B, 1) * s->config.T) * sizeof(int32_t);
 
     zero_create(&model->zero, &model->table, &model->recipe, ops, s->train, arena);
+    if (s->train && s->recipe.shadow) place_shadow(model);
     if (s->train) optimizer_create(&model->optimizer, &model->zero, s->micro_steps, arena);
     arena->purpose = PURPOSE_WORKSPACE;
     model->tokens = arena_take(arena, tokens * (size_t)s->micro_steps);
@@ -64,6 +85,10 @@ int model_plan(Model *model, const ModelSpec *spec, const Ops *ops, Error *error
 {
     *model = (Model){.spec = *spec, .ops = ops};
     if (recipe_make(&model->recipe, &model->spec.config, &spec->recipe, error)) return -1;
+    if (check_tokens(spec, &model->recipe, error)) {
+        recipe_free(&model->recipe);
+        return -1;
+    }
     model->table = params_table(&model->spec.config, model->recipe.master);
     lay_out(model);
     return 0;

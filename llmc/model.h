@@ -3,7 +3,7 @@
  * One function lays it out (model.c: lay_out), into an arena that only counts, for `plan`, and then into one allocation
  * of exactly that size. So what `plan` prints is what a run takes.
  *
- *     | masters, prepared | gradients, contribution | m, v | pieces, batches | workspace | RoPE table | activations |
+ *     | masters, prepared | gradients, contribution | m, v | shadow | pieces, batches | workspace | RoPE table | activations |
  *
  * The activations' place is used in turn by training (evaluation shares its layout) and generation. Floor 4.
  */
@@ -31,6 +31,7 @@ typedef struct {
     Recipe recipe;
     ParamTable table;
     Zero zero;
+    Tensor shadow;       /* FP32 [1, elements of the blocks' matrices] for telemetry.c; with recipe.shadow only */
     Optimizer optimizer; /* train only */
     GPT gpt;
     Need need;
@@ -41,7 +42,8 @@ typedef struct {
     int32_t *host; /* [B][T] */
 } Model;
 
-/* Counts only: model->arena.bytes by purpose. 0 or -1 (a recipe that cannot be). model_close is due after 0. */
+/* Counts only: model->arena.bytes by purpose. 0 or -1 (a recipe that cannot be, alone or with these micro-batches).
+ * model_close is due after 0. */
 int model_plan(Model *model, const ModelSpec *spec, const Ops *ops, Error *error);
 /* The same, then allocates; parameters are not filled yet. */
 int model_open(Model *model, const ModelSpec *spec, const Ops *ops, Error *error);

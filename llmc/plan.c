@@ -2,6 +2,7 @@
 #include "plan.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void plan_bytes_text(char text[32], double bytes)
 {
@@ -25,6 +26,26 @@ void plan_print_line(const Model *model)
         printf("%s %s %s", printed++ ? "," : "", purpose_name((Purpose)p), text);
     }
     printf("\n");
+}
+
+void plan_print_precision(const Model *model, bool automatic, const char *reason)
+{
+    char census[CENSUS_BYTES];
+    Json *table = json_new_array();
+    recipe_census(&model->recipe, &model->spec.config, census, sizeof census);
+    recipe_census_table(&model->recipe, table);
+    if (automatic) printf("precision   auto: %s\n", reason);
+    printf("%-12s%s\n", automatic ? "" : "precision", census);
+    for (const Json *row = json_first(table); row; row = json_next(row)) {
+        const char *first = json_string(json_get(row, "first")), *second = json_string(json_get(row, "second"));
+        int64_t from = 1;
+        json_int(json_get(row, "from_step"), &from);
+        if (!strstr(first, "nvfp4")) continue;
+        printf("%12s%s  %s | %s", "", json_string(json_get(row, "product")), first, second);
+        if (from > 1) printf(" (from step %lld)", (long long)from);
+        printf("\n");
+    }
+    json_free(table);
 }
 
 void plan_print(const Model *model, int64_t global_batch_tokens)

@@ -12,6 +12,10 @@ void plan_bytes_text(char text[32], double bytes);
 /* One line: "memory 2.95 GiB: master weights 237 MiB, ..." */
 void plan_print_line(const Model *model);
 
+/* "precision ...": the census in short, before it for precision auto the reason, and after it every kind of product
+ * that reads NVFP4. */
+void plan_print_precision(const Model *model, bool automatic, const char *reason);
+
 /* The table of `plan`: model, parameters, memory by purpose with shares, FLOPs a token, tokens a step. */
 void plan_print(const Model *model, int64_t global_batch_tokens);
 

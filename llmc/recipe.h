@@ -16,6 +16,7 @@
 #define LLMC_RECIPE_H
 
 #include "config.h"
+#include "json.h"
 
 C_BEGIN
 
@@ -49,7 +50,7 @@ typedef struct { /* the options of the recipe; all but precision and master are 
     double switch_to_bf16_at; /* fraction of `steps`; 1: never */
     SwitchScope switch_scope;
     int64_t steps; /* of the run */
-    bool shadow;   /* also a phase in BF16 throughout, for shadow steps */
+    bool shadow;   /* also a phase in BF16 throughout (precision fp32: FP32), for shadow steps */
 } RecipeSpec;
 
 typedef struct {
@@ -66,6 +67,10 @@ typedef struct {
 /* The default recipe of a precision: what the options say when they are left alone. */
 RecipeSpec recipe_defaults(Precision precision, Master master);
 
+/* The same recipe with nothing left open, so that equal ones are equal in every field: numbers for what was derived,
+ * defaults for what means nothing here. */
+RecipeSpec recipe_resolved(const RecipeSpec *spec, int64_t L);
+
 /* What precision auto means: nvfp4 where the hardware multiplies FP4 and hidden is at least 2048, else bf16. `reason`
  * says which and why, one line. */
 Precision recipe_auto(const GPTConfig *config, bool native_fp4, char reason[160]);
@@ -77,9 +82,15 @@ void recipe_free(Recipe *recipe);
 
 int recipe_phase(const Recipe *recipe, uint32_t step); /* the phase of a step; never the shadow's */
 bool recipe_quantizes(const Recipe *recipe);           /* is any operand NVFP4 */
+bool recipe_quantizes_tokens(const Recipe *recipe);    /* is one in blocks along tokens: weight gradients */
 
 /* The precision census in short, one line: what the products of blocks and head read, and the masters. */
+enum { CENSUS_BYTES = 320 };
 void recipe_census(const Recipe *recipe, const GPTConfig *config, char *text, size_t bytes);
+/* The census in full, appended to an array, a row for each product of blocks and projections that are alike:
+ *     {"from_step":1, "blocks":"0-4", "projections":"qkv o up down", "product":"fprop",
+ *      "first":"X nvfp4 1x16 nearest, tensor scale amax", "second":"W nvfp4 16x16 nearest, tensor scale amax"} */
+void recipe_census_table(const Recipe *recipe, Json *table);
 /* Share of the FLOPs of the blocks' linear layers whose product is in NVFP4, in one phase. */
 double recipe_fp4_share(const Recipe *recipe, const GPTConfig *config, int phase);
 /* The products that `micro_steps` micro-steps of training run, by kind and format; `chunks` of the classifier. */
@@ -88,6 +99,8 @@ ProductCounts recipe_products(const Recipe *recipe, const GPTConfig *config, int
 
 const char *precision_name(Precision precision);
 const char *format_name(Format format);
+const char *projection_name(int projection); /* "qkv" */
+const char *product_name(int product);       /* "fprop" */
 
 C_END
 #endif

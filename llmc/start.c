@@ -4,6 +4,7 @@
 #include "recipe.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,11 +18,23 @@ int start_spec(const Options *o, ModelSpec *spec, Error *error)
                         .B = o->batch,
                         .recompute = o->recompute,
                         .document_mask = o->document_mask};
+    if (o->recipe.precision == PRECISION_AUTO)
+        return error_set(error, "precision auto stands for no precision here: give fp32, bf16 or nvfp4");
+    spec->recipe.steps = o->steps;
+    spec->recipe.shadow = o->shadow_every > 0;
     if (options_model(o, &spec->config, error)) return -1;
     int64_t micro_batch = o->batch * spec->config.T;
     spec->eot_token = o->eot_token >= 0 ? o->eot_token : spec->config.V - 1;
     spec->micro_steps = o->global_batch_tokens ? o->global_batch_tokens / micro_batch : 1;
     return 0;
+}
+
+int start_saved(Options *saved, ModelSpec *spec, const Json *config, const char *dir, Error *error)
+{
+    options_defaults(saved, VERB_TRAIN);
+    if (!options_from_json(saved, config, dir, error) && !start_spec(saved, spec, error)) return 0;
+    Error why = *error;
+    return error_set(error, "%s: its config.json cannot be used: %s", dir, why.text);
 }
 
 static bool holds_a_run(const char *run_dir)
@@ -66,11 +79,29 @@ void start_choose(Start *s, const Options *o)
     s->dir = xstrdup(o->resume);
 }
 
+int start_resolve(const Start *s, Options *o, bool native_fp4, char reason[160], Error *error)
+{
+    GPTConfig config;
+    Options saved;
+    ModelSpec spec;
+    snprintf(reason, 160, "as asked");
+    if (o->recipe.precision != PRECISION_AUTO) return 0;
+    if (!s->config) {
+        if (options_model(o, &config, error)) return -1;
+        o->recipe.precision = recipe_auto(&config, native_fp4, reason);
+        return 0;
+    }
+    int result = start_saved(&saved, &spec, s->config, s->dir, error);
+    o->recipe.precision = saved.recipe.precision;
+    snprintf(reason, 160, "%s: that of the checkpoint", precision_name(saved.recipe.precision));
+    options_free(&saved);
+    return result;
+}
+
 /* The options with nothing of the model left to be derived, so that two runs can be compared key by key. */
 static Json *resolved_options(const Options *options, const ModelSpec *spec)
 {
     const GPTConfig *c = &spec->config;
-    bool fp32 = spec->recipe.precision == PRECISION_FP32 || spec->recipe.master == MASTER_FP32;
     Options o = *options; /* its strings belong to `options` */
     o.kv_heads = c->NKV;
     o.head_dim = c->HD;
@@ -78,7 +109,7 @@ static Json *resolved_options(const Options *options, const ModelSpec *spec)
     o.norm_eps = (double)c->norm_eps;
     o.eot_token = spec->eot_token;
     o.global_batch_tokens = spec->micro_steps * spec->B * c->T;
-    o.recipe.master = fp32 ? MASTER_FP32 : MASTER_BF16;
+    o.recipe = recipe_resolved(&o.recipe, c->L);
     Json *object = json_new_object();
     options_to_json(&o, object);
     return object;
@@ -90,21 +121,29 @@ static void check_same_options(const Start *s, const Options *options, const Mod
 {
     static const char FIXED[] = " arch layers hidden heads kv_heads head_dim ffn vocab seq_len tie_embeddings norm_eps "
                                 "rope_theta rope_scaling_factor rope_scaling_low_freq_factor "
-                                "rope_scaling_high_freq_factor rope_scaling_original_context precision master "
-                                "document_mask eot_token global_batch_tokens ";
+                                "rope_scaling_high_freq_factor rope_scaling_original_context master document_mask "
+                                "eot_token global_batch_tokens ";
+    static const char RECIPE[] = " precision bf16_first_layers bf16_last_layers quantize_projections fprop dgrad wgrad "
+                                 "weight_blocks rht stochastic_rounding tensor_scale four_over_six "
+                                 "four_over_six_metric gradient_headroom switch_to_bf16_at switch_scope ";
     static const char FREE[] = " batch steps lr lr_schedule warmup_steps final_lr_fraction "
                                "wsd_decay_fraction weight_decay beta1 beta2 eps grad_clip ";
     Options saved;
     ModelSpec spec;
     Error error;
-    options_defaults(&saved, VERB_TRAIN);
-    if (options_from_json(&saved, s->config, s->dir, &error) || start_spec(&saved, &spec, &error))
-        die("resume: %s: its config.json cannot be used: %s", s->dir, error.text);
+    if (start_saved(&saved, &spec, s->config, s->dir, &error)) die("resume: %s", error.text);
     Json *before = resolved_options(&saved, &spec), *now = resolved_options(options, now_spec);
     for (const Json *option = json_first(now); option; option = json_next(option)) {
         const char *key = json_key(option);
         char *was = json_print(json_get(before, key), false), *is = json_print(option, false);
         char *word = xformat(" %s ", key);
+        bool recipe = strstr(RECIPE, word);
+        if (strcmp(was, is) && recipe && !options->allow_recipe_change)
+            die("resume: %s is %s in %s and %s now; give the same, start a new run, or go on in another recipe with "
+                "--allow_recipe_change",
+                key, was, s->dir, is);
+        if (strcmp(was, is) && recipe)
+            note("note: %s is %s in %s and %s now; the run goes on in the new recipe", key, was, s->dir, is);
         if (strcmp(was, is) && strstr(FIXED, word))
             die("resume: %s is %s in %s and %s now; give the same, or start a new run", key, was, s->dir, is);
         if (strcmp(was, is) && strstr(FREE, word))

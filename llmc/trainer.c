@@ -10,6 +10,7 @@
 #include "mathfn.h"
 #include "plan.h"
 #include "start.h"
+#include "telemetry.h"
 #include "tokenizer.h"
 
 #include <errno.h>
@@ -25,8 +26,11 @@
 #include <unistd.h>
 
 typedef struct {
-    const Options *options;
+    const Options *options; /* precision resolved */
     const Machine *machine;
+    bool automatic; /* precision auto was given */
+    char precision_reason[160];
+    Telemetry telemetry;
     Model model;
     DataLoader *data, *val; /* val NULL: no validation */
     Logger *log;
@@ -89,7 +93,7 @@ static void make_folders(const char *path)
 static char *config_text(const Trainer *t)
 {
     const ModelSpec *s = &t->model.spec;
-    char census[160];
+    char census[CENSUS_BYTES];
     Json *config = json_new_object();
     options_to_json(t->options, json_add_object(config, "options"));
     json_add_string(config, "isa", t->machine->isa);
@@ -97,8 +101,11 @@ static char *config_text(const Trainer *t)
     json_add_int(config, "ranks", 1);
     json_add_int(config, "zero_stage", 0);
     json_add_string(config, "precision", precision_name(s->recipe.precision));
+    json_add_string(config, "precision_reason", t->precision_reason);
     recipe_census(&t->model.recipe, &s->config, census, sizeof census);
-    json_add_string(config, "census", census);
+    json_add_string(config, "recipe", census);
+    json_add_float(config, "fp4_share", recipe_fp4_share(&t->model.recipe, &s->config, 0));
+    recipe_census_table(&t->model.recipe, json_add_array(config, "census"));
     json_add_int(config, "parameters", config_parameters(&s->config));
     json_add_int(config, "micro_steps", s->micro_steps);
     if (s->config.V == BYTE_TOKENIZER_VOCAB) json_add_int(config, "bytes_per_token", 1);
@@ -120,12 +127,10 @@ static void print_header(const Trainer *t, const char *from)
 {
     const ModelSpec *s = &t->model.spec;
     const GPTConfig *c = &s->config;
-    char census[160];
-    recipe_census(&t->model.recipe, c, census, sizeof census);
     printf("model       %s, %" PRId64 " layers, hidden %" PRId64 ", %" PRId64 " heads, %" PRId64
            " parameters, context %" PRId64 "\n",
            arch_name(c->arch), c->L, c->C, c->NH, config_parameters(c), c->T);
-    printf("precision   %s\n", census);
+    plan_print_precision(&t->model, t->automatic, t->precision_reason);
     plan_print_line(&t->model);
     printf("device      %s, %d threads; matrix products at most %.0f GFLOP/s here (measured), the base of mfu\n",
            t->model.ops->name, t->machine->threads, t->peak_flops * 1e-9);
@@ -162,13 +167,15 @@ static void lock_run(const char *run_dir)
     free(path); /* fd stays open until the process ends */
 }
 
-/* Opens and checks all that the run reads; then the run folder changes. */
-static void start(Trainer *t)
+/* Opens and checks all that the run reads; then the run folder changes. Resolves the precision in *o. */
+static void start(Trainer *t, Options *o)
 {
-    const Options *o = t->options;
     Error error;
     Start from;
     ModelSpec spec;
+    start_choose(&from, o);
+    t->automatic = o->recipe.precision == PRECISION_AUTO;
+    if (start_resolve(&from, o, t->machine->ops->native_fp4, t->precision_reason, &error)) die("%s", error.text);
     if (start_spec(o, &spec, &error)) die_usage("%s", error.text);
     t->model.spec = spec;
     t->global_batch = spec.micro_steps * spec.B * spec.config.T;
@@ -179,7 +186,6 @@ static void start(Trainer *t)
                              .steps = o->steps,
                              .warmup_steps = o->warmup_steps};
 
-    start_choose(&from, o);
     t->data = open_data(t, o->train_data, true, start_first_step(&from));
     if (*o->val_data && o->val_every) t->val = open_data(t, o->val_data, false, 0);
     if (t->val) check_validation(t);
@@ -201,6 +207,7 @@ static void start(Trainer *t)
     if (!t->log) die("%s", error.text);
     t->config_text = config_text(t);
     write_config(t);
+    telemetry_open(&t->telemetry, &t->model, o);
     t->peak_flops = t->model.ops->peak_flops(t->model.recipe.act);
     print_header(t, from.dir);
     if (from.dir) checkpoint_prune(o->run_dir, t->state.step, o->keep_checkpoints); /* a kill may have left one more */
@@ -275,7 +282,7 @@ static StepResult train_step(Trainer *t, Step *step, double *wait_ms)
     Batch *batch = xcalloc((size_t)s->micro_steps, sizeof *batch);
     for (int64_t m = 0; m < s->micro_steps; m++)
         batch[m] = model_upload(&t->model, m, data.tokens + m * N, data.targets + m * N);
-    gpt_gradients(&t->model.gpt, step, batch, s->micro_steps);
+    telemetry_gradients(&t->telemetry, step, batch);
     free(batch);
 
     StepResult result = optimizer_step(&t->model.optimizer, t->global_batch);
@@ -344,6 +351,7 @@ static void write_log(Trainer *t, const Step *step, const StepResult *r, const S
         snprintf(hash, sizeof hash, "%016" PRIx64, zero_state_hash(&t->model.zero));
         json_add_string(line, "state_hash", hash);
     }
+    telemetry_log(&t->telemetry, line);
     if (logger_write(t->log, line, &error)) die("%s", error.text);
     json_free(line);
 }
@@ -361,6 +369,7 @@ static void print_step(const Trainer *t, const Step *step, const StepResult *r, 
         if (isfinite(report->val.bits_per_byte)) printf(", %.4f bits per byte", report->val.bits_per_byte);
         printf(" over %" PRId64 " tokens\n", report->val.tokens);
     }
+    telemetry_print(&t->telemetry, t->state.step);
     fflush(stdout);
 }
 
@@ -388,10 +397,11 @@ static void run_step(Trainer *t)
 
 void trainer_run(const Options *options, const Machine *machine)
 {
-    Trainer t = {.options = options, .machine = machine};
+    Options resolved = *options; /* its strings belong to `options` */
+    Trainer t = {.options = &resolved, .machine = machine};
     if (signal(SIGINT, SIG_IGN) != SIG_IGN) signal(SIGINT, on_signal); /* ignored from outside: stays so */
     if (signal(SIGTERM, SIG_IGN) != SIG_IGN) signal(SIGTERM, on_signal);
-    start(&t);
+    start(&t, &resolved);
     t.started = now_seconds();
     t.started_step = t.state.step;
 
@@ -404,6 +414,7 @@ void trainer_run(const Options *options, const Machine *machine)
         printf("done: %" PRId64 " steps, %.0f s, peak memory %.2f GiB\n", t.state.step, now_seconds() - t.started,
                (double)peak_rss_bytes() / 0x1p30);
     }
+    telemetry_close(&t.telemetry);
     logger_close(t.log);
     dataloader_close(t.data);
     dataloader_close(t.val);
