@@ -93,6 +93,10 @@ $(BUILD)/bench/%: dev/bench/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
 	@mkdir -p $(@D)
 	@$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP $< $(LIB_OBJECTS) $(CPU_OBJECTS) $(LDLIBS) -o $@
 
+$(BUILD)/ablation/%: dev/ablation/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP $< $(LIB_OBJECTS) $(CPU_OBJECTS) $(LDLIBS) -o $@
+
 # A change of compiler or flags rebuilds everything.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)

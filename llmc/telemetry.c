@@ -159,7 +159,7 @@ void telemetry_gradients(Telemetry *t, const Step *step, const Batch *micro_batc
         ops->measure(NULL);
         count_zero_gradients(t);
     }
-    if (model->gpt.phase != t->checked_phase && recipe_quantizes(&model->recipe)) check_products(model, &before);
+    if (model->gpt.phase != t->checked_phase) check_products(model, &before);
     t->checked_phase = model->gpt.phase;
 }
 

@@ -18,12 +18,12 @@ static int smaller(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void open_model(Model *model, const Options *options, Precision precision, const Ops *ops)
+static void open_model(Model *model, Options *options, Precision precision, const Ops *ops)
 {
     ModelSpec spec;
     Error error;
+    options->recipe.precision = precision;
     if (start_spec(options, &spec, &error)) die_usage("%s", error.text);
-    spec.recipe.precision = precision;
     spec.generate = false;
     if (model_open(model, &spec, ops, &error)) die_usage("%s", error.text);
     zero_init_params(&model->zero, 1);
