@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # From nothing to a trained model and its samples: set-up, build, text, tokens, training, generation.
 #
-#     scripts/demo.sh [TEXT] [-- OPTIONS]
+#     scripts/demo.sh [--compare] [TEXT] [-- OPTIONS]
 #
+# Trains in NVFP4; with --compare also the same model in BF16 (runs/demo_bf16 ...), and prints the gap between the two.
 # TEXT: a plain text file, at least 10 kB; without one the King James Bible (from the Debian package bible-kjv).
 # OPTIONS go to `train_gpt train`, after those of scripts/configs/demo.json: scripts/demo.sh -- --steps 50
 # Makes data/NAME/{train,val}.txt (last 5% of the bytes are val) with their .bin, and runs/demo_NAME (runs/demo for the Bible).
@@ -10,7 +11,8 @@ set -euo pipefail
 stop() { echo "demo: $*" >&2 && exit 1; }
 say() { printf '\n== %s\n' "$*"; }
 
-text=
+text='' twin=''
+if [ "${1:-}" = --compare ]; then twin=1 && shift; fi
 case ${1:-} in
 '' | --) ;;
 -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 0 ;;
@@ -68,9 +70,17 @@ for part in train val; do
     ./train_gpt tokenize --input "data/$name/$part.txt" --output "data/$name/$part.txt.bin"
 done
 
-say "train: $run"
-./train_gpt train --config scripts/configs/demo.json --train_data "data/$name/train.txt.bin" \
-    --val_data "data/$name/val.txt.bin" --run_dir "$run" --overwrite "$@"
+train() { # train RUN OPTION...
+    say "train: $1"
+    ./train_gpt train --config scripts/configs/demo.json --train_data "data/$name/train.txt.bin" \
+        --val_data "data/$name/val.txt.bin" --run_dir "$1" --overwrite "${@:2}"
+}
+train "$run" "$@"
+if [ -n "$twin" ]; then
+    train "${run}_bf16" "$@" --precision bf16
+    say "gap of ${run}, B, to its BF16 twin, A, in the last 20% of the steps"
+    ./train_gpt compare "${run}_bf16" "$run" --last_fraction 0.2
+fi
 
 say "sample: \"$prompt\""
 checkpoint=$(find "$run/checkpoints" -maxdepth 1 -name 'step_[0-9]*[0-9]' | LC_ALL=C sort | tail -n 1)

@@ -5,7 +5,8 @@
 #
 # Every architecture x precision has one reference (automatic instruction set, 1 thread, nothing recomputed). Everyday
 # runs are the rows of PAIRS below: every two values of two factors meet in one of them. LLMC_TEST_ALL=1 runs the whole
-# product.
+# product for the precisions of LONG, and the rows for the rest. In switch the forward pass goes over to BF16 after 12
+# of the 20 steps, after the point where runs are resumed.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 
@@ -26,7 +27,24 @@ qwen3 bf16_fp32 1 avx2     operands 0
 qwen3 bf16_fp32 3 portable none     0
 qwen3 fp32      3 avx512   block    10
 qwen3 masked    2 avx2     block    10
-qwen3 masked    3 avx512   operands 10'
+qwen3 masked    3 avx512   operands 10
+gpt2  nvfp4     2 portable operands 10
+gpt2  nvfp4     3 avx512   block    0
+llama nvfp4     3 avx2     operands 0
+llama nvfp4     2 amx      block    10
+qwen3 nvfp4     1 portable block    0
+qwen3 nvfp4     2 avx512   none     10
+gpt2  switch    3 avx2     block    10
+llama switch    1 portable none     10
+llama switch    2 avx512   operands 10
+qwen3 switch    3 amx      block    0
+gpt2  all_pow2  1 amx      block    10
+llama all_pow2  3 portable none     10
+qwen3 all_pow2  2 avx2     operands 0
+gpt2  four_six  2 avx512   none     10
+llama four_six  1 avx2     block    0
+qwen3 four_six  3 portable operands 10'
+LONG='fp32 bf16 bf16_fp32 masked nvfp4'
 
 declare -A MODEL=(
     [gpt2]='--arch gpt2 --hidden 32 --heads 2 --seq_len 32 --batch 2 --global_batch_tokens 128'
@@ -39,6 +57,12 @@ declare -A PRECISION=(
     [bf16]='--precision bf16'
     [bf16_fp32]='--precision bf16 --master fp32'
     [masked]='--precision bf16 --document_mask true'
+    [nvfp4]='--precision nvfp4'
+    [switch]='--precision nvfp4 --bf16_last_layers 0 --switch_to_bf16_at 0.6 --gradient_headroom 17/16'
+    [all_pow2]='--precision nvfp4 --bf16_last_layers 0 --stochastic_rounding all --tensor_scale pow2 --switch_to_bf16_at 0.7
+        --switch_scope all'
+    [four_six]='--precision nvfp4 --master fp32 --weight_blocks 1x16 --four_over_six both --four_over_six_metric mse
+        --quantize_projections qkv,up,down --rht off'
 )
 
 documents "$scratch/train.bin" 24 110
@@ -87,14 +111,13 @@ variant() { # variant ARCH PRECISION THREADS ISA RECOMPUTE FIRST-STEP
     done
 }
 
-if [ "$long" != 1 ]; then
-    while read -r row; do
-        # shellcheck disable=SC2086 # words
-        [ -n "$row" ] && variant $row
-    done <<<"$PAIRS"
-else
+while read -r row; do
+    # shellcheck disable=SC2086 # words
+    [ -n "$row" ] && variant $row
+done <<<"$PAIRS"
+if [ "$long" = 1 ]; then
     for arch in "${!MODEL[@]}"; do
-        for precision in "${!PRECISION[@]}"; do
+        for precision in $LONG; do
             for threads in 1 2 3; do
                 for isa in "${machine_isas[@]}"; do
                     for recompute in none operands block; do
@@ -107,8 +130,8 @@ else
 fi
 
 # The comparison can fail: other precisions, masks, masters and seeds do give other bits.
-for arch in gpt2 llama qwen3; do for precision in fp32 bf16 bf16_fp32 masked; do reference $arch $precision; done; done
-check "12 references differ" same "$(for run in "$scratch"/ref_*; do field "$(tail -n 1 "$run/log.jsonl")" state_hash; done | sort -u | wc -l)" 12
+for arch in "${!MODEL[@]}"; do for precision in "${!PRECISION[@]}"; do reference "$arch" "$precision"; done; done
+check "24 references differ" same "$(for run in "$scratch"/ref_*; do field "$(tail -n 1 "$run/log.jsonl")" state_hash; done | sort -u | wc -l)" 24
 train "$scratch/seed" llama bf16 --threads 1 --seed 2
 check "another seed differs" differ "$(bits "$scratch/seed")" "$(bits "$scratch/ref_llama_bf16")"
 finish
