@@ -151,9 +151,9 @@ int hf_write(StWriter *w, const HfTensor *t, Tensor whole, const Ops *ops, uint6
     size_t bytes = tensor_bytes(part);
     if (!t->transposed) return write_pieces(w, part.data, bytes, ops, hash, error);
 
-    char *host = xmalloc(bytes), *turned = xmalloc(bytes);
-    ops->copy_out(host, part.data, bytes);
-    transpose(turned, host, t->rows, t->cols, dtype_bytes(whole.dtype));
+    char *host = ops ? xmalloc(bytes) : NULL, *turned = xmalloc(bytes);
+    if (ops) ops->copy_out(host, part.data, bytes);
+    transpose(turned, ops ? host : part.data, t->rows, t->cols, dtype_bytes(whole.dtype));
     int status = write_pieces(w, turned, bytes, NULL, hash, error);
     free(host);
     free(turned);

@@ -107,9 +107,9 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int
     return c
 
 
-def random_bytes(seed: int, row: int, block: int) -> bytes:
-    """One a value of a block of 16; step, layer, role and word are 0."""
-    return struct.pack("<4I", *philox((row, block, 0, 0), (seed & 0xFFFFFFFF, seed >> 32)))
+def random_bytes(seed: int, row: int, block: int, step: int = 0, place: int = 0) -> bytes:
+    """One a value of a block of 16. place: layer << 16 | role << 8 | word."""
+    return struct.pack("<4I", *philox((row, block, step, place), (seed & 0xFFFFFFFF, seed >> 32)))
 
 
 # ---- the Hadamard transform of 16 values
@@ -195,7 +195,7 @@ class Tensor:
         self.statistics["zero_blocks"] += byte == 0
         self.histogram[byte] += 1
         for r in range(r0, min(r0 + self.height, self.rows)):
-            draw = random_bytes(self.args.seed, self.args.row0 + r, b)
+            draw = random_bytes(self.args.seed, self.args.row0 + r, b, self.args.step, self.args.place)
             self.scales[r][b] = byte
             for c in range(16 * b, min(16 * b + 16, self.cols)):
                 x, y = self.x[r][c], fl(self.x[r][c] * encode)
@@ -302,7 +302,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for key in ("input", "output", "compare"):
         parser.add_argument(f"--{key}")
-    for key, fallback in (("rows", 1), ("cols", 1), ("seed", 1), ("row0", 0)):
+    for key, fallback in (("rows", 1), ("cols", 1), ("seed", 1), ("row0", 0), ("step", 0), ("place", 0)):
         parser.add_argument(f"--{key}", type=int, default=fallback)
     for key, choices in (
         ("blocks", ["1x16", "16x16"]),
