@@ -24,10 +24,12 @@ static ModelSpec spec_of(Arch arch, Precision precision)
     s.recipe.steps = 100;
     s.config = (GPTConfig){.arch = arch,
                            .L = 3,
-                           .C = 32,
-                           .NH = 4,
-                           .NKV = arch == ARCH_GPT2 ? 4 : 2,
-                           .HD = arch == ARCH_QWEN3 ? 12 : 8, /* q ends within a block of 16 rows */
+                           .C = 48,
+                           .NH = 8,
+                           .NKV = arch == ARCH_GPT2    ? 8
+                                  : arch == ARCH_LLAMA ? 2
+                                                       : 1,
+                           .HD = arch == ARCH_LLAMA ? 8 : 6, /* qwen3: k ends within a block of 16 rows */
                            .F = 48,
                            .V = 257,
                            .T = 16,
@@ -174,9 +176,9 @@ static void test_configs(void)
     Json *config = config_of(ARCH_GPT2);
     check_member(config, "architectures", "[\"GPT2LMHeadModel\"]");
     check_member(config, "model_type", "\"gpt2\"");
-    check_member(config, "n_embd", "32");
+    check_member(config, "n_embd", "48");
     check_member(config, "n_layer", "3");
-    check_member(config, "n_head", "4");
+    check_member(config, "n_head", "8");
     check_member(config, "n_inner", "48");
     check_member(config, "n_positions", "16");
     check_member(config, "activation_function", "\"gelu_new\"");
@@ -189,10 +191,10 @@ static void test_configs(void)
     config = config_of(ARCH_LLAMA);
     check_member(config, "architectures", "[\"LlamaForCausalLM\"]");
     check_member(config, "model_type", "\"llama\"");
-    check_member(config, "hidden_size", "32");
+    check_member(config, "hidden_size", "48");
     check_member(config, "intermediate_size", "48");
     check_member(config, "num_hidden_layers", "3");
-    check_member(config, "num_attention_heads", "4");
+    check_member(config, "num_attention_heads", "8");
     check_member(config, "num_key_value_heads", "2");
     check_member(config, "head_dim", "8");
     check_member(config, "max_position_embeddings", "16");
@@ -212,7 +214,7 @@ static void test_configs(void)
     config = config_of(ARCH_QWEN3);
     check_member(config, "architectures", "[\"Qwen3ForCausalLM\"]");
     check_member(config, "model_type", "\"qwen3\"");
-    check_member(config, "head_dim", "12");
+    check_member(config, "head_dim", "6");
     check_member(config, "rms_norm_eps", "9.99999997e-07");
     check_member(config, "tie_word_embeddings", "true");
     check_member(config, "use_sliding_window", "false");
@@ -289,7 +291,7 @@ static void test_nvfp4(void)
     for (int i = 0; i < model.table.count; i++) {
         Tensor t = model.zero.shard[i].master;
         if (model.table.param[i].kind == PARAM_O) memset(t.data, 0, tensor_bytes(t));
-        for (int k = 0; model.table.param[i].kind == PARAM_UP && k < 16 * 32; k++) ((uint16_t *)t.data)[k] = 0x2f80;
+        for (int k = 0; model.table.param[i].kind == PARAM_UP && k < 16 * 48; k++) ((uint16_t *)t.data)[k] = 0x2f80;
     }
     check_nvfp4(&model, "", 14);
     model_close(&model);

@@ -52,6 +52,10 @@ normal    35  19  --tensor_scale pow2 --blocks 16x16 --rounding stochastic --see
 wide      21  40  --rht off --transpose on
 wide      32  32  --four_over_six mse
 wide      32  32  --tensor_scale pow2 --rht on
+rare      20  64
+rare      20  64  --tensor_scale pow2
+rare      20  64  --tensor_scale pow2 --blocks 16x16 --rounding stochastic
+rare      20  64  --four_over_six mse
 ties      16  64
 ties      16  64  --four_over_six mae --blocks 16x16
 zeros      3   5

@@ -281,6 +281,7 @@ def special(draw: random.Random) -> float:
 KINDS = {
     "normal": lambda draw: draw.gauss(0, 1),
     "wide": lambda draw: draw.gauss(0, 1) * 10 ** draw.uniform(-9, 9),
+    "rare": lambda draw: draw.gauss(0, 1) * (1e5 if draw.random() < 0.01 else 1),  # most scales are E4M3 denormals
     "ties": lambda draw: draw.choice([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 0.0]) * draw.choice([-1, 1]),
     "zeros": lambda draw: draw.choice([0.0, -0.0]),
     "tiny": lambda draw: draw.choice([-1, 1]) * draw.randrange(1 << 20) * 2.0**-149,
