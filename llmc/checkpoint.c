@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json", "state.json"};
