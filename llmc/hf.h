@@ -39,6 +39,9 @@ int hf_write(StWriter *w, const HfTensor *t, Tensor whole, const Ops *ops, uint6
  * on disk does not fit BF16 memory. 0 or -1. */
 int hf_read(const StTensor *from, const HfTensor *t, Tensor whole, const Ops *ops, Error *error);
 
+/* Elements first .. first + count - 1 of a tensor on disk, BF16 widened to FP32 if asked. */
+void hf_elements(void *out, const StTensor *from, int64_t first, int64_t count, bool widen);
+
 StDType hf_dtype(DType dtype);
 
 C_END

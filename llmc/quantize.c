@@ -2,8 +2,7 @@
 #include "quantize.h"
 
 #include "file.h"
-#include "nvfp4.h"
-#include "safetensors.h"
+#include "hf.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -75,13 +74,7 @@ static int take_tensor(Quantized *q, const StTensor *t, const Options *o, Error 
     if (count == 0) return error_set(error, "%s: tensor %s is empty; choose another", o->input, t->name);
 
     q->x = xmalloc((size_t)count * sizeof *q->x);
-    for (int64_t i = 0; i < count; i++) { /* the file aligns nothing */
-        uint16_t half;
-        if (t->dtype == ST_F32) memcpy(&q->x[i], (const char *)t->data + 4 * i, 4);
-        if (t->dtype == ST_F32) continue;
-        memcpy(&half, (const char *)t->data + 2 * i, 2);
-        q->x[i] = bf16_to_f32(half);
-    }
+    hf_elements(q->x, t, 0, count, t->dtype == ST_BF16);
     return 0;
 }
 
