@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json", "state.json"};
@@ -33,38 +32,6 @@ static void test_stop(const char *point)
 }
 
 /* ---- folders ---- */
-
-static int sync_folder(const char *path, Error *error)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY);
-    if (fd < 0) return error_set(error, "%s: cannot open the folder: %s", path, strerror(errno));
-    int failed = fsync(fd);
-    close(fd);
-    return failed ? error_set(error, "%s: cannot flush to the disk: %s", path, strerror(errno)) : 0;
-}
-
-static int make_folder(const char *path, Error *error)
-{
-    if (mkdir(path, 0777) == 0 || errno == EEXIST) return 0;
-    return error_set(error, "%s: cannot create the folder: %s", path, strerror(errno));
-}
-
-/* Deletes a folder of files (no folders within). */
-static int delete_folder(const char *path, Error *error)
-{
-    DIR *dir = opendir(path);
-    if (!dir) return errno == ENOENT ? 0 : error_set(error, "%s: cannot open: %s", path, strerror(errno));
-    for (struct dirent *entry; (entry = readdir(dir));) {
-        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (unlinkat(dirfd(dir), entry->d_name, 0)) {
-            error_set(error, "%s/%s: cannot delete: %s", path, entry->d_name, strerror(errno));
-            closedir(dir);
-            return -1;
-        }
-    }
-    closedir(dir);
-    return rmdir(path) ? error_set(error, "%s: cannot delete: %s", path, strerror(errno)) : 0;
-}
 
 typedef struct {
     int64_t *step; /* [count] owned, ascending */
@@ -94,7 +61,7 @@ static StepList list_steps(const char *run_dir, bool sweep)
             list.step[list.count++] = step;
         } else if (sweep && (!strcmp(end, ".tmp") || !strcmp(end, ".old"))) {
             char *path = xformat("%s/%s", folder, entry->d_name);
-            delete_folder(path, NULL);
+            file_delete_folder(path, NULL);
             free(path);
         }
     }
@@ -113,7 +80,7 @@ static char *step_folder(const char *run_dir, int64_t step, const char *suffix)
 static int set_aside(const char *run_dir, int64_t step, Error *error)
 {
     char *path = step_folder(run_dir, step, ""), *old = step_folder(run_dir, step, ".old");
-    int status = delete_folder(old, error);
+    int status = file_delete_folder(old, error);
     if (!status && rename(path, old)) status = error_set(error, "%s: cannot rename: %s", path, strerror(errno));
     free(path);
     free(old);
@@ -125,7 +92,7 @@ static int delete_checkpoint(const char *run_dir, int64_t step, Error *error)
     char *old = step_folder(run_dir, step, ".old");
     int status = set_aside(run_dir, step, error);
     if (!status) test_stop("delete");
-    if (!status) status = delete_folder(old, error);
+    if (!status) status = file_delete_folder(old, error);
     free(old);
     return status;
 }
@@ -253,7 +220,7 @@ static int write_files(const char *folder, const Model *model, const RunState *s
     if (!status) status = file_write_text(path[2], config, error);
     if (!status) text = state_text(state, object, config);
     if (!status) status = file_write_text(path[3], text, error);
-    if (!status) status = sync_folder(folder, error);
+    if (!status) status = file_sync_folder(folder, error);
     for (int i = 0; i < 4; i++) free(path[i]);
     free(text);
     json_free(object);
@@ -276,7 +243,7 @@ void checkpoint_prune(const char *run_dir, int64_t newest, int64_t keep)
 static int put_in_place(const char *run_dir, int64_t step, const char *folder, const char *final, Error *error)
 {
 #ifdef RENAME_EXCHANGE
-    if (renameat2(AT_FDCWD, folder, AT_FDCWD, final, RENAME_EXCHANGE) == 0) return delete_folder(folder, error);
+    if (renameat2(AT_FDCWD, folder, AT_FDCWD, final, RENAME_EXCHANGE) == 0) return file_delete_folder(folder, error);
 #endif
     if (access(final, F_OK) == 0 && set_aside(run_dir, step, error)) return -1;
     return rename(folder, final) ? error_set(error, "%s: cannot rename: %s", folder, strerror(errno)) : 0;
@@ -288,18 +255,18 @@ int checkpoint_write(const char *run_dir, const Model *model, const RunState *st
     char *parent = xformat("%s/checkpoints", run_dir), *final = step_folder(run_dir, state->step, "");
     char *folder = step_folder(run_dir, state->step, ".tmp");
     bool first = access(parent, F_OK) != 0;
-    int status = make_folder(parent, error);
-    if (!status && first) status = sync_folder(run_dir, error);
+    int status = file_make_folder(parent, error);
+    if (!status && first) status = file_sync_folder(run_dir, error);
     free(list_steps(run_dir, true).step);
 
-    if (!status) status = make_folder(folder, error);
+    if (!status) status = file_make_folder(folder, error);
     if (!status) status = write_files(folder, model, state, config, error);
     if (!status) test_stop("rename");
     if (!status) status = put_in_place(run_dir, state->step, folder, final, error);
-    if (!status) status = sync_folder(parent, error);
+    if (!status) status = file_sync_folder(parent, error);
     if (!status) test_stop("renamed");
     if (status)
-        delete_folder(folder, NULL);
+        file_delete_folder(folder, NULL);
     else
         checkpoint_prune(run_dir, state->step, keep);
     free(parent);

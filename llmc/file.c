@@ -2,6 +2,7 @@
  * formats above are plain C over bytes. */
 #include "file.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
@@ -67,6 +68,37 @@ int file_write_text(const char *path, const char *text, Error *error)
     if (result) remove(fresh);
     free(fresh);
     return result;
+}
+
+int file_sync_folder(const char *path, Error *error)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY);
+    if (fd < 0) return error_set(error, "%s: cannot open the folder: %s", path, strerror(errno));
+    int failed = fsync(fd);
+    close(fd);
+    return failed ? error_set(error, "%s: cannot flush to the disk: %s", path, strerror(errno)) : 0;
+}
+
+int file_make_folder(const char *path, Error *error)
+{
+    if (mkdir(path, 0777) == 0 || errno == EEXIST) return 0;
+    return error_set(error, "%s: cannot create the folder: %s", path, strerror(errno));
+}
+
+int file_delete_folder(const char *path, Error *error)
+{
+    DIR *dir = opendir(path);
+    if (!dir) return errno == ENOENT ? 0 : error_set(error, "%s: cannot open: %s", path, strerror(errno));
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
+        if (unlinkat(dirfd(dir), entry->d_name, 0)) {
+            error_set(error, "%s/%s: cannot delete: %s", path, entry->d_name, strerror(errno));
+            closedir(dir);
+            return -1;
+        }
+    }
+    closedir(dir);
+    return rmdir(path) ? error_set(error, "%s: cannot delete: %s", path, strerror(errno)) : 0;
 }
 
 static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }

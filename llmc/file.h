@@ -1,4 +1,4 @@
-/* What the readers and writers of files share: a file as memory, output with clear errors, lists of files.
+/* What the readers and writers of files share: a file as memory, output with clear errors, folders, lists of files.
  *
  * Every function that can fail returns NULL or -1 with the path and the system's reason in `error`.
  *
@@ -25,6 +25,12 @@ int file_finish(FILE *stream, const char *path, Error *error);
 
 /* A whole text file, complete or as it was: beside (PATH.tmp), flushed, renamed. 0 or -1. */
 int file_write_text(const char *path, const char *text, Error *error);
+
+/* Folders of files. Make: one that is there already is fine. Sync: flushes the names in it. Delete: with its files (no
+ * folders within); one that is absent is fine. 0 or -1. */
+int file_make_folder(const char *path, Error *error);
+int file_sync_folder(const char *path, Error *error);
+int file_delete_folder(const char *path, Error *error);
 
 /* `patterns`: a file's name, a glob pattern, or several separated by commas. *paths: those of the first pattern, sorted
  * by bytes (the same in every locale), then of the next ...; a pattern without a match is an error. Freed by

@@ -151,9 +151,9 @@ int hf_write(StWriter *w, const HfTensor *t, Tensor whole, const Ops *ops, uint6
     size_t bytes = tensor_bytes(part);
     if (!t->transposed) return write_pieces(w, part.data, bytes, ops, hash, error);
 
-    char *host = xmalloc(bytes), *turned = xmalloc(bytes);
-    ops->copy_out(host, part.data, bytes);
-    transpose(turned, host, t->rows, t->cols, dtype_bytes(whole.dtype));
+    char *host = ops ? xmalloc(bytes) : NULL, *turned = xmalloc(bytes);
+    if (ops) ops->copy_out(host, part.data, bytes);
+    transpose(turned, ops ? host : part.data, t->rows, t->cols, dtype_bytes(whole.dtype));
     int status = write_pieces(w, turned, bytes, NULL, hash, error);
     free(host);
     free(turned);
@@ -168,8 +168,7 @@ static bool same_shape(const StTensor *from, const HfTensor *t)
     return true;
 }
 
-/* Elements first .. first + count - 1 of a tensor on disk, BF16 widened to FP32 if asked. */
-static void read_rows(char *out, const StTensor *from, int64_t first, int64_t count, bool widen)
+void hf_elements(void *out, const StTensor *from, int64_t first, int64_t count, bool widen)
 {
     const char *data = (const char *)from->data + (size_t)first * st_dtype_bytes(from->dtype);
     if (!widen) {
@@ -180,7 +179,7 @@ static void read_rows(char *out, const StTensor *from, int64_t first, int64_t co
         uint16_t half;
         memcpy(&half, data + 2 * i, sizeof half);
         float wide = bf16_to_f32(half);
-        memcpy(out + 4 * i, &wide, sizeof wide);
+        memcpy((char *)out + 4 * i, &wide, sizeof wide);
     }
 }
 
@@ -201,7 +200,7 @@ int hf_read(const StTensor *from, const HfTensor *t, Tensor whole, const Ops *op
     char *host = xmalloc((size_t)step * row_bytes), *turned = t->transposed ? xmalloc((size_t)step * row_bytes) : NULL;
     for (int64_t row = 0; row < from_rows; row += step) {
         int64_t rows = min_i64(step, from_rows - row);
-        read_rows(host, from, row * from_cols, rows * from_cols, widen);
+        hf_elements(host, from, row * from_cols, rows * from_cols, widen);
         if (turned) transpose(turned, host, rows, from_cols, element);
         Tensor part = tensor_rows(whole, t->row0 + row, rows);
         ops->copy_in(part.data, turned ? turned : host, (size_t)rows * row_bytes);

@@ -31,13 +31,16 @@ enum { HF_PARTS = 3 }; /* most tensors a parameter has on disk */
 /* Fills the tensors that `p` has on disk, returns their count. */
 int hf_tensors(const GPTConfig *config, const Param *p, HfTensor out[HF_PARTS]);
 
-/* Streams one tensor, taken from the parameter's memory `whole` [rows_padded, cols] in the backend, in disk order, and
- * hashes it (hash64_pieces). 0 or -1. */
+/* Streams one tensor, taken from the parameter's memory `whole` [rows_padded, cols] in the backend (ops NULL: in host
+ * memory), in disk order, and hashes it (hash64_pieces). 0 or -1. */
 int hf_write(StWriter *w, const HfTensor *t, Tensor whole, const Ops *ops, uint64_t *hash, Error *error);
 
 /* The reverse: checks dtype and shape, then fills the rows of `whole`. F32 and BF16 on disk both fit FP32 memory; FP32
  * on disk does not fit BF16 memory. 0 or -1. */
 int hf_read(const StTensor *from, const HfTensor *t, Tensor whole, const Ops *ops, Error *error);
+
+/* Elements first .. first + count - 1 of a tensor on disk, BF16 widened to FP32 if asked. */
+void hf_elements(void *out, const StTensor *from, int64_t first, int64_t count, bool widen);
 
 StDType hf_dtype(DType dtype);
 

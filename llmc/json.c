@@ -340,6 +340,7 @@ void json_add_float(Json *object, const char *key, double value) { add(object, k
 void json_add_double(Json *object, const char *key, double value) { add(object, key, new_real(value, 17)); }
 void json_add_bool(Json *object, const char *key, bool value) { add(object, key, cJSON_CreateBool(value)); }
 void json_add_string(Json *object, const char *key, const char *value) { add(object, key, cJSON_CreateString(value)); }
+void json_add_null(Json *object, const char *key) { add(object, key, cJSON_CreateNull()); }
 void json_append_int(Json *array, int64_t value) { add(array, NULL, new_int(value)); }
 void json_append_float(Json *array, double value) { add(array, NULL, new_real(value, 9)); }
 Json *json_append_object(Json *array) { return add(array, NULL, cJSON_CreateObject()); }

@@ -43,6 +43,7 @@ void json_add_float(Json *object, const char *key,
                     double value); /* %.9g; not finite: the string "nan", "inf", "-inf" */
 void json_add_double(Json *object, const char *key, double value); /* shortest that reads back, same rule */
 void json_add_bool(Json *object, const char *key, bool value);
+void json_add_null(Json *object, const char *key);
 void json_add_string(Json *object, const char *key, const char *value);
 void json_append_int(Json *array, int64_t value);
 void json_append_float(Json *array, double value);

@@ -23,16 +23,18 @@
  * 112 = 12: 0.5 becomes 6 (code 7), 0.3 becomes 3.6, between 3 and 4, nearest 4 (code 6). Going back, 0.3 is
  * 112 x 2/2688 x 4 = 0.333.
  *
- * Consequences, each tested: a block of zeros has scale 0 and codes 0, without a special case. A block below 2^-10/448 of
- * the tensor's amax has scale 0: its codes saturate, its value is 0. Rounding s_b down by up to 1/17 makes x enc_b reach
- * 6.375, which saturates (`headroom` 17/16 makes room). -0 keeps its sign. Short last blocks are padded with zeros, which
- * reach no amax. NaN reaches no amax either and becomes code +6; so that it does not vanish, what is stored as the
- * tensor's scale is then NaN, and with it every product. Inf makes the stored amax Inf; with power-of-two scales, where it
- * would hide as 2688, NaN too.
+ * Consequences, each tested: a block of zeros has scale 0 and codes of value 0, without a special case. A block below
+ * 2^-10/448 of the tensor's amax has scale 0: its value is 0 whatever its codes. Rounding s_b down by up to 1/17 makes
+ * x enc_b reach 6.375, which saturates (`headroom` 17/16 makes room). -0 keeps its sign. Short last blocks are padded with
+ * zeros, which reach no amax. NaN reaches no amax either and becomes code +6; so that it does not vanish, what is stored
+ * as the tensor's scale is then NaN, and with it every product. Inf makes the stored amax Inf; with power-of-two scales,
+ * where it would hide as 2688, NaN too. Below an amax of 2688 / FLT_MAX = 7.9e-36 S_enc is cut off and values come back
+ * too small: no tensor of a training run is near it.
  *
  * Variants: blocks of 16 x 16 for weights, so that the transposed matrix has the same codes and scales; 4/6 (Cook et al.
- * 2512.02010), which scales a block to 6 or to 4, whichever errs less; power-of-two tensor scales, with which a block's
- * codes do not depend on the rest of the tensor; the random Hadamard transform before quantization.
+ * 2512.02010), which scales a block to 6 or to 4, whichever errs less; power-of-two tensor scales, S_enc = 2^e, where
+ * enc_b comes from amax_b / 6 rounded to 4 significant bits, so that codes do not depend on the rest of the tensor; the
+ * random Hadamard transform before quantization.
  *
  * Sources: the format and the order of roundings are those of NVIDIA's TransformerEngine (reference_nvfp4.py and its
  * CUDA kernels at commit d0067d0) for arXiv 2509.25149; stochastic rounding and the transform's order are ours.
@@ -266,15 +268,16 @@ static inline uint8_t nvfp4_quantize_block(uint8_t code[16][16], const float x[1
     return scale;
 }
 
-/* Largest magnitude; NaN is passed over and told in *has_nan. */
+/* Largest magnitude; NaN is passed over, and told in *has_nan where that is asked for. */
 static inline float nvfp4_amax(const float *x, int64_t n, bool *has_nan)
 {
     float amax = 0;
-    *has_nan = false;
+    bool nan = false;
     for (int64_t i = 0; i < n; i++) {
         amax = f32_max(f32_abs(x[i]), amax);
-        *has_nan |= x[i] != x[i];
+        nan |= x[i] != x[i];
     }
+    if (has_nan) *has_nan = nan;
     return amax;
 }
 

@@ -591,6 +591,25 @@ static int check_batch(const Options *o, Error *error)
     return 0;
 }
 
+static int check_quantize(const Options *o, Error *error)
+{
+    size_t length = strlen(o->input);
+    bool safetensors = length > 12 && strcmp(o->input + length - 12, ".safetensors") == 0;
+    if (safetensors && !*o->tensor) return error_set(error, "quantize needs --tensor NAME with a .safetensors file");
+    if (safetensors && (o->rows || o->cols))
+        return error_set(error, "--rows and --cols are for raw float32; a .safetensors file knows its shapes");
+    if (!safetensors && *o->tensor)
+        return error_set(error, "--tensor is for a .safetensors file; raw float32 takes --rows and --cols");
+    if (!safetensors && (!o->rows || !o->cols))
+        return error_set(error, "quantize needs --rows and --cols with raw float32 (or --tensor with .safetensors)");
+    if (o->quantize_four_over_six && o->rounding == ROUND_STOCHASTIC)
+        return error_set(error, "four_over_six with rounding stochastic: 4/6 compares errors of rounding to nearest; "
+                                "use --rounding nearest");
+    if (o->quantize_four_over_six && o->recipe.tensor_scale == TENSOR_SCALE_POW2)
+        return error_set(error, "four_over_six with tensor_scale pow2: 4/6 is defined with --tensor_scale amax only");
+    return 0;
+}
+
 static int options_check(const Options *options, Error *error)
 {
     GPTConfig config;
@@ -602,6 +621,7 @@ static int options_check(const Options *options, Error *error)
         return error_set(error, "max_gap %g must be at least 0 (or left out)", options->max_gap);
     if (options->verb == VERB_COMPARE && !*options->compare_b)
         return error_set(error, "compare needs two runs: compare RUN_A RUN_B");
+    if (options->verb == VERB_QUANTIZE) return check_quantize(options, error);
     if (options->verb != VERB_TRAIN && options->verb != VERB_PLAN) return 0;
 
     return options_model(options, &config, error) || check_batch(options, error) ? -1 : 0;

@@ -223,7 +223,7 @@ static void test_round_trip(void)
 static void test_other_verbs(void)
 {
     Options o;
-    test_case("the options of eval, generate, tokenize, compare");
+    test_case("the options of eval, generate, tokenize, quantize, export, compare");
     if (accepts(&o, "eval --checkpoint c --data d --batch 3"))
         CHECK(o.verb == VERB_EVAL && !strcmp(o.checkpoint, "c") && !strcmp(o.data, "d") && o.batch == 3, "eval");
     options_free(&o);
@@ -234,6 +234,24 @@ static void test_other_verbs(void)
     options_free(&o);
     if (accepts(&o, "tokenize --input a,b --output c.bin"))
         CHECK(o.verb == VERB_TOKENIZE && !strcmp(o.input, "a,b") && !strcmp(o.output, "c.bin"), "tokenize");
+    options_free(&o);
+    if (accepts(&o,
+                "quantize --input x.safetensors --tensor t --output q --blocks 16x16 --rounding stochastic --rht on "
+                "--transpose on --tensor_scale pow2 --seed 7 --row0 9"))
+        CHECK(!strcmp(o.tensor, "t") && o.blocks == SCALE_16X16 && o.rounding == ROUND_STOCHASTIC && o.quantize_rht &&
+                  o.transpose && o.recipe.tensor_scale == TENSOR_SCALE_POW2 && o.seed == 7 && o.row0 == 9,
+              "quantize");
+    options_free(&o);
+    if (accepts(&o, "quantize --input x --output q --rows 3 --cols 5 --four_over_six mse"))
+        CHECK(o.rows == 3 && o.cols == 5 && o.quantize_four_over_six == FOUR_OVER_SIX_MSE && o.blocks == SCALE_1X16 &&
+                  o.rounding == ROUND_NEAREST && !o.quantize_rht && !o.transpose && o.seed == 1 &&
+                  o.recipe.tensor_scale == TENSOR_SCALE_AMAX,
+              "defaults of quantize");
+    options_free(&o);
+    if (accepts(&o, "export --checkpoint c --output d --format nvfp4"))
+        CHECK(!strcmp(o.output, "d") && o.format == EXPORT_NVFP4, "export");
+    options_free(&o);
+    if (accepts(&o, "export --checkpoint c --output d")) CHECK(o.format == EXPORT_BF16, "default of export");
     options_free(&o);
     if (accepts(&o, "compare r/a,r/b --max_gap 0.5 r/c --block_steps 20 --last_fraction 0.2"))
         CHECK(o.verb == VERB_COMPARE && !strcmp(o.compare_a, "r/a,r/b") && !strcmp(o.compare_b, "r/c") &&
@@ -289,6 +307,18 @@ static void test_other_verbs(void)
     refuses("eval --checkpoint c", "eval needs --data");
     refuses("generate", "generate needs --checkpoint");
     refuses("tokenize --input a", "tokenize needs --output");
+    refuses("quantize --input a", "quantize needs --output");
+    refuses("quantize --input a --output b", "quantize needs --rows and --cols");
+    refuses("quantize --input a --output b --rows 4", "quantize needs --rows and --cols");
+    refuses("quantize --input a --output b --rows 4 --cols 4 --tensor t", "--tensor is for a .safetensors file");
+    refuses("quantize --input a.safetensors --output b", "quantize needs --tensor NAME");
+    refuses("quantize --input a.safetensors --tensor t --cols 4 --output b", "--rows and --cols are for raw float32");
+    refuses("quantize --input a --output b --rows 4 --cols 4 --four_over_six mae --rounding stochastic",
+            "four_over_six with rounding stochastic");
+    refuses("quantize --input a --output b --rows 4 --cols 4 --four_over_six mae --tensor_scale pow2",
+            "four_over_six with tensor_scale pow2");
+    refuses("export --checkpoint c", "export needs --output");
+    refuses("export --output d", "export needs --checkpoint");
     refuses("train", "train needs --train_data");
     refuses("--train_data x --run_dir=", "train needs --run_dir");
 }
