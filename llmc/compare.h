@@ -30,8 +30,7 @@ Gap gap_of_blocks(const double *gap, int64_t n, int64_t block_steps);
  * the steps that all of them have. Bits per byte are printed where every run's config.json has the same
  * "bytes_per_token". Returns 0; EXIT_GAP when max_gap >= 0 and mean > max_gap (a better B is never a failure); -1 with
  * the reason when there is nothing to compare: a log is missing, no common step, a loss that is not finite. */
-int compare_runs(const char *a, const char *b, int64_t block_steps, double last_fraction, double max_gap,
-                 Error *error);
+int compare_runs(const char *a, const char *b, int64_t block_steps, double last_fraction, double max_gap, Error *error);
 
 C_END
 #endif

@@ -172,7 +172,8 @@ static void test_pow2_scale(void)
     for (int i = 0; i < 100000; i++) one_pow2_scale(f32_from_bits(1 + (uint32_t)(random_bits() % 0x7f7fffff)));
     for (int mode = 0; mode < 2; mode++) {
         Nvfp4Form form = {.tensor_scale = (TensorScaleMode)mode, .headroom = 1};
-        CHECK(nvfp4_scale(0, false, &form).encode == 1 && nvfp4_scale(INFINITY, false, &form).encode == 1, "amax 0 and Inf");
+        CHECK(nvfp4_scale(0, false, &form).encode == 1 && nvfp4_scale(INFINITY, false, &form).encode == 1,
+              "amax 0 and Inf");
     }
 }
 
@@ -277,7 +278,8 @@ static void test_headroom(void)
         CHECK(without > 6.3f && without <= 6.375f * (1 + 0x1p-21f), "mode %d: %a without", mode, (double)without);
     }
     Nvfp4Form form = {.headroom = 17.0f / 16};
-    CHECK(nvfp4_scale(16, false, &form).amax == 17 && nvfp4_scale(16, false, &form).stored == 17, "the tensor's amax has it too");
+    CHECK(nvfp4_scale(16, false, &form).amax == 17 && nvfp4_scale(16, false, &form).stored == 17,
+          "the tensor's amax has it too");
 }
 
 /* ---- back again, and alpha ---- */

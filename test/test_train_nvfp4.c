@@ -1,5 +1,17 @@
 /* Training steps in NVFP4 through the whole model: what is kept between forward and backward is 4 bits, NaN cannot hide
  * in a quantizer, gradients are those of BF16 up to quantization, and rounding bits depend on the place only.
+ *
+ * What went wrong elsewhere and has no test of its own, because here it cannot happen:
+ *   padding tokens that distort an amax   a micro-batch is whole windows of B x T tokens, all of them trained on, and the
+ *                                         padded rows of the vocabulary belong to the head, which is never quantized
+ *   a weight cached in one copy only      a Linear has both views or the step dies; all recompute levels run in
+ *                                         test_bits.sh
+ *   halves of a fused matrix with two     qkv, and gate and up, are one Linear, one Operand, one tensor scale
+ *   scales but one alpha
+ *   shards with different amax            a weight is quantized whole, by one call
+ *   an amax of the wrong copy in alpha    each view keeps its scale beside its codes, and a product takes both factors
+ *                                         from the views that it reads (test_layer)
+ *   sizes that must be multiples of 32    none must: test_gemm.c and test_quantize.c try every edge
  */
 #include <math.h>
 
