@@ -10,12 +10,15 @@
 #include <unistd.h>
 
 static void (*die_hook)(int code);
+static const char *die_prefix;
 
 void die_set_hook(void (*hook)(int code)) { die_hook = hook; }
+void die_set_prefix(const char *prefix) { die_prefix = prefix; }
 
 static void report(const char *format, va_list arguments)
 {
-    char line[4096] = "error: "; /* one write, so that the lines of many ranks stay whole */
+    char line[4096]; /* one write, so that the lines of many ranks stay whole */
+    snprintf(line, sizeof line / 2, "error: %s", die_prefix ? die_prefix : "");
     size_t start = strlen(line);
     vsnprintf(line + start, sizeof line - start - 1, format, arguments);
     strcat(line, "\n");

@@ -38,6 +38,8 @@ LLMC_NORETURN void die(const char *format, ...) LLMC_PRINTF(1, 2);       /* exit
 LLMC_NORETURN void die_usage(const char *format, ...) LLMC_PRINTF(1, 2); /* exit code 2 */
 /* Called with the exit code after the message and before exit; many ranks set it to MPI_Abort. */
 void die_set_hook(void (*hook)(int code));
+/* What stands between "error: " and the message from now on, as "rank 3 on node7: "; kept, NULL: nothing. */
+void die_set_prefix(const char *prefix);
 
 /* The reason for a failure, filled by functions that return -1. */
 typedef struct {

@@ -107,6 +107,11 @@ static void hook(int code) { printf("hook %d", code); }
 
 static void die_overflow(void) { free(xcalloc(SIZE_MAX / 2, 16)); }
 static void die_plain(void) { die("disk %d", 7); }
+static void die_with_prefix(void)
+{
+    die_set_prefix("rank 3 on node7: ");
+    die("disk %d", 7);
+}
 static void die_of_usage(void)
 {
     die_set_hook(hook);
@@ -144,6 +149,8 @@ static void test_die(void)
     test_case("die: one line on stderr, exit codes 1 and 2, the hook");
     CHECK(run_child(die_plain, output, sizeof output) == EXIT_RUNTIME, "exit code");
     CHECK(strcmp(output, "error: disk 7\n") == 0, "%s", output);
+    CHECK(run_child(die_with_prefix, output, sizeof output) == EXIT_RUNTIME, "exit code");
+    CHECK(strcmp(output, "error: rank 3 on node7: disk 7\n") == 0, "%s", output);
     CHECK(run_child(die_of_usage, output, sizeof output) == EXIT_USAGE, "exit code");
     CHECK(strcmp(output, "error: no option --x\nhook 2") == 0, "%s", output);
 
