@@ -4,6 +4,9 @@
 #   CC=clang          another compiler (gcc 12+, clang 14+)
 #   CJSON_DIR=DIR     cJSON in DIR/include/cjson and DIR/lib instead of the system's
 #   OPENMP=0          one thread
+#   MPI_DIR=DIR       an MPI in DIR/include and DIR/lib instead of what mpicc names
+#   MPI=0             one rank
+COMMA := ,
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .SUFFIXES:
 .DEFAULT_GOAL := all
@@ -43,6 +46,20 @@ LDFLAGS  += -L$(CJSON_DIR)/lib -Wl,-rpath,$(abspath $(CJSON_DIR)/lib)
 endif
 LDLIBS   += -lcjson
 
+# MPI: there when mpicc names a folder with mpi.h, or in MPI_DIR.
+ifneq ($(MPI),0)
+MPI_FLAGS := $(if $(MPI_DIR),-I$(MPI_DIR)/include -L$(MPI_DIR)/lib -Wl$(COMMA)-rpath$(COMMA)$(abspath $(MPI_DIR)/lib) \
+               -lmpi,$(filter -I% -L% -l% -Wl%,$(shell mpicc -show 2>/dev/null)))
+MPI_H     := $(wildcard $(patsubst -I%,%/mpi.h,$(filter -I%,$(MPI_FLAGS))) $(if $(MPI_FLAGS),/usr/include/mpi.h))
+endif
+ifneq ($(MPI_H),)
+CPPFLAGS += -DLLMC_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_FLAGS)))
+LDFLAGS  += $(filter -L% -Wl%,$(MPI_FLAGS))
+LDLIBS   += $(filter -l%,$(MPI_FLAGS))
+else
+SKIPPED  += MPI (no mpicc or no mpi.h, or MPI=0: one rank);
+endif
+
 # The CPU backend: the same sources once per instruction set.
 ISAS := portable
 FLAGS_portable :=
@@ -58,8 +75,9 @@ ISA_SOURCES    := $(filter-out $(AMX_SOURCES) $(SHARED_SOURCES),$(wildcard llmc/
 CPU_OBJECTS    := $(patsubst llmc/cpu/%.c,$(BUILD)/cpu/%.o,$(SHARED_SOURCES)) \
                   $(foreach isa,$(filter-out amx,$(ISAS)),$(patsubst llmc/cpu/%.c,$(BUILD)/cpu/%.$(isa).o,$(ISA_SOURCES))) \
                   $(if $(filter amx,$(ISAS)),$(patsubst llmc/cpu/%.c,$(BUILD)/cpu/%.amx.o,$(AMX_SOURCES)))
-LIB_OBJECTS    := $(patsubst llmc/%.c,$(BUILD)/%.o,$(wildcard llmc/*.c))
+LIB_OBJECTS    := $(patsubst llmc/%.c,$(BUILD)/%.o,$(filter-out $(if $(MPI_H),,llmc/comm_mpi.c),$(wildcard llmc/*.c)))
 TESTS          := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
+RANKS_TESTS    := $(if $(MPI_H),$(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/ranks_*.c)))
 
 .PHONY: all test test-all test-asan bench check clean help tests skipped
 all: train_gpt skipped ## build train_gpt
@@ -103,7 +121,7 @@ $(BUILD)/flags: FORCE
 	@echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(foreach isa,$(ISAS),$(isa) $(FLAGS_$(isa)))' | cmp -s - $@ || echo '$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(foreach isa,$(ISAS),$(isa) $(FLAGS_$(isa)))' > $@
 FORCE:
 
-tests: $(TESTS)
+tests: $(TESTS) $(RANKS_TESTS)
 
 test: train_gpt tests ## the everyday suite (CPU only, under 10 minutes)
 	@BUILD=$(BUILD) test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
