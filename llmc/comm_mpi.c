@@ -30,11 +30,12 @@ typedef enum { COMBINE_NONE, COMBINE_SHARES, COMBINE_MAX, COMBINE_SUM } Combine;
 typedef struct {      /* one collective in flight */
     const char *name; /* NULL: free */
     int tag, messages, left, capacity;
-    MPI_Request *request; /* [capacity], as the next two; kept for the next exchange in this place */
+    MPI_Request *request; /* [capacity], as the next three; kept for the next exchange in this place */
     int *peer;            /* a receive from it; a send to p is ~p */
-    int *done;            /* what MPI_Testsome found */
-    int *receiving;       /* [ranks] messages still to come from each */
-    bool *combined;       /* [ranks] */
+    int *done;            /* what MPI_Testsome found, and how that ended */
+    MPI_Status *status;
+    int *receiving; /* [ranks] messages still to come from each */
+    bool *combined; /* [ranks] */
 
     Combine combine;
     ReduceOrder order;
@@ -54,13 +55,18 @@ static struct {
 
 /* ---- failure ---- */
 
+LLMC_NORETURN static void fail(const Comm *c, int code, const char *what, int peer)
+{
+    char text[MPI_MAX_ERROR_STRING + 1] = "", with[32] = "";
+    int length;
+    MPI_Error_string(code, text, &length);
+    if (peer >= 0) snprintf(with, sizeof with, " with rank %d", peer);
+    die("step %lld, %s%s: MPI says: %s", (long long)c->step, what, with, text);
+}
+
 static void check(const Comm *c, int code, const char *what)
 {
-    char text[MPI_MAX_ERROR_STRING + 1] = "";
-    int length;
-    if (code == MPI_SUCCESS) return;
-    MPI_Error_string(code, text, &length);
-    die("step %lld, %s: MPI says: %s", (long long)c->step, what, text);
+    if (code != MPI_SUCCESS) fail(c, code, what, -1);
 }
 
 /* die()'s last act: the whole job ends. Other threads may not call MPI; a launcher ends the job of one that exits so. */
@@ -116,6 +122,7 @@ static void post(Comm *c, Exchange *e, bool receive, int peer, void *data, size_
             e->request = xrealloc(e->request, (size_t)e->capacity * sizeof *e->request);
             e->peer = xrealloc(e->peer, (size_t)e->capacity * sizeof *e->peer);
             e->done = xrealloc(e->done, (size_t)e->capacity * sizeof *e->done);
+            e->status = xrealloc(e->status, (size_t)e->capacity * sizeof *e->status);
         }
         char *place = data ? (char *)data + done : NULL;
         check(c,
@@ -191,11 +198,16 @@ static void combine_values(const Comm *c, const Exchange *e)
 /* Takes note of what is done and combines it; whether anything was. */
 static bool advance(const Comm *c, Exchange *e)
 {
-    int count = 0;
-    if (e->left) check(c, MPI_Testsome(e->messages, e->request, &count, e->done, MPI_STATUSES_IGNORE), e->name);
+    int count = 0, code = MPI_SUCCESS;
+    if (e->left) code = MPI_Testsome(e->messages, e->request, &count, e->done, e->status);
     if (count == MPI_UNDEFINED) count = 0;
-    for (int i = 0; i < count; i++)
-        if (e->peer[e->done[i]] >= 0) e->receiving[e->peer[e->done[i]]]--;
+    for (int i = 0; i < count; i++) {
+        int peer = e->peer[e->done[i]];
+        if (code == MPI_ERR_IN_STATUS && e->status[i].MPI_ERROR != MPI_SUCCESS)
+            fail(c, e->status[i].MPI_ERROR, e->name, peer >= 0 ? peer : ~peer);
+        if (peer >= 0) e->receiving[peer]--;
+    }
+    check(c, code, e->name);
     e->left -= count;
     if (e->combine == COMBINE_SHARES) combine_shares(c, e);
     return count > 0;
@@ -203,16 +215,14 @@ static bool advance(const Comm *c, Exchange *e)
 
 static void wait_for(const Comm *c, Exchange *e)
 {
-    double moved = now_seconds();
+    double last = now_seconds(), still = 0; /* seconds since something came */
     bool told = false;
     for (;;) {
         bool some = advance(c, e);
         if (e->left == 0) return;
-        double now = now_seconds(), still = now - moved;
-        if (some) {
-            moved = now;
-            continue;
-        }
+        double now = now_seconds();
+        still = some ? 0 : still + fmin(now - last, 0.1); /* while this process was stopped itself, nobody hung */
+        last = now;
         if (c->hang_timeout_s > 0 && still > c->hang_timeout_s)
             die("step %lld, %s: no answer from rank %s for %g s (hang_timeout_s); see whether its process or machine "
                 "is "
@@ -224,10 +234,8 @@ static void wait_for(const Comm *c, Exchange *e)
                  waiting_for(c, e));
             told = true;
         }
-        if (still > 50e-6) { /* an eighth of the wait so far, from 20 us to 1 ms */
-            double nap = fmin(fmax(still / 8, 20e-6), 1e-3);
-            nanosleep(&(struct timespec){.tv_nsec = (long)(nap * 1e9)}, NULL);
-        }
+        if (still > 50e-6) /* an eighth of the wait so far, from 20 us to 1 ms */
+            nanosleep(&(struct timespec){.tv_nsec = (long)(1e9 * fmin(fmax(still / 8, 20e-6), 1e-3))}, NULL);
     }
 }
 
@@ -341,6 +349,7 @@ static void close_world(Comm *c)
         free(e->request);
         free(e->peer);
         free(e->done);
+        free(e->status);
         free(e->receiving);
         free(e->combined);
         *e = (Exchange){0};

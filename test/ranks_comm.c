@@ -3,6 +3,7 @@
  *
  *     ranks_comm check          all collectives; rank 0 prints the last line, a rank with a failure exits 1
  *     ranks_comm FAULT MARK     the last rank but one has the fault in step 3 of a loop; the rest must end by themselves
+ *     ranks_comm pause          all are stopped for longer than hang_timeout_s, then go on
  */
 #include "comm_cases.h"
 
@@ -347,18 +348,34 @@ static void fault(Comm *c, const char *kind)
     if (strcmp(kind, "thread") == 0 && !pthread_create(&thread, NULL, die_in_thread, NULL)) pthread_join(thread, NULL);
 }
 
-static void run_fault(Comm *c, const char *kind)
+static void loop(Comm *c, const char *kind, int64_t steps)
 {
+    bool equal = strcmp(kind, "differ") == 0 || strcmp(kind, "order") == 0;
     signal(SIGTERM, on_term);
     c->hang_timeout_s = 1.5;
     c->stopping = is_told;
-    for (c->step = 0; c->step < 100000; c->step++) {
+    for (c->step = 0; c->step < steps; c->step++) {
         Case k = reduce_case(c, (uint64_t)c->step, REDUCE_ORDERED, false, false);
         if (c->step == 3 && c->rank == max_i64(c->ranks - 2, 0)) fault(c, kind);
-        if (c->step == 3) comm_check_equal(c, "config", 1);
+        if (c->step == 3 && equal) comm_check_equal(c, "config", 1);
         c->finish(c, reduce_start(c, &k));
         case_free(&k);
     }
+}
+
+static void test_pause(Comm *c)
+{
+    test_case("a job that is stopped as a whole and goes on has not hung");
+    if (fork() == 0) {
+        usleep(300000);
+        kill(getppid(), SIGSTOP);
+        usleep(2000000);
+        kill(getppid(), SIGCONT);
+        _exit(0);
+    }
+    double start = now_seconds();
+    loop(c, "pause", 60);
+    CHECK(now_seconds() - start > 2, "was not stopped");
 }
 
 int main(int argc, char **argv)
@@ -366,12 +383,17 @@ int main(int argc, char **argv)
     Comm c;
     const char *kind = argc > 1 ? argv[1] : "check";
     comm_mpi_open(&c);
-    if (strcmp(kind, "check") != 0) run_fault(&c, kind);
-    test_reductions(&c);
-    test_gathers(&c);
-    test_values(&c);
-    test_host(&c);
-    test_in_flight(&c, test_long() ? 200 : 6);
+    if (strcmp(kind, "check") == 0) {
+        test_reductions(&c);
+        test_gathers(&c);
+        test_values(&c);
+        test_host(&c);
+        test_in_flight(&c, test_long() ? 200 : 6);
+    } else if (strcmp(kind, "pause") == 0) {
+        test_pause(&c);
+    } else {
+        loop(&c, kind, 100000);
+    }
     test_close();
     int failures = test_state.failures;
     if (c.rank == 0) test_done();
