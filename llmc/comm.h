@@ -83,7 +83,7 @@ typedef struct Comm Comm;
 struct Comm {
     int rank, ranks;
     int64_t step;           /* the caller's, for messages: the step that is running */
-    double hang_timeout_s;  /* the caller's; 600 after comm_open */
+    double hang_timeout_s;  /* the caller's; 600 after comm_open, 0: waits for ever */
     bool (*stopping)(void); /* the caller's, or NULL: whether SIGTERM has come. Then a wait says what it waits for */
     size_t bytes_sent;      /* payload that this rank has sent so far, see above */
 

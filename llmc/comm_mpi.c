@@ -30,12 +30,11 @@ typedef enum { COMBINE_NONE, COMBINE_SHARES, COMBINE_MAX, COMBINE_SUM } Combine;
 typedef struct {      /* one collective in flight */
     const char *name; /* NULL: free */
     int tag, messages, left, capacity;
-    MPI_Request *request; /* [capacity], as the next three; kept for the next exchange in this place */
+    MPI_Request *request; /* [capacity], as the next three; kept for the exchanges to come */
     int *peer;            /* a receive from it; a send to p is ~p */
     int *done;            /* what MPI_Testsome found, and how that ended */
     MPI_Status *status;
-    int *receiving; /* [ranks] messages still to come from each */
-    bool *combined; /* [ranks] */
+    int *receiving; /* [ranks] messages still to come from each; -1: its contribution is added */
 
     Combine combine;
     ReduceOrder order;
@@ -82,6 +81,7 @@ static const char *waiting_for(const Comm *c, const Exchange *e)
 {
     static char text[64];
     size_t length = 0;
+    text[0] = 0;
     for (int peer = 0; peer < c->ranks && length < sizeof text; peer++) {
         bool waits = false;
         for (int i = 0; i < e->messages; i++)
@@ -98,12 +98,8 @@ static Exchange *exchange_new(Comm *c, const char *name)
     Exchange *e = mpi.exchange;
     while (e < mpi.exchange + COMM_IN_FLIGHT && e->name) e++;
     if (e == mpi.exchange + COMM_IN_FLIGHT) die("%s: %d collectives in flight already", name, COMM_IN_FLIGHT);
-    if (!e->receiving) {
-        e->receiving = xcalloc((size_t)c->ranks, sizeof *e->receiving);
-        e->combined = xcalloc((size_t)c->ranks, sizeof *e->combined);
-    }
+    if (!e->receiving) e->receiving = xmalloc((size_t)c->ranks * sizeof *e->receiving);
     memset(e->receiving, 0, (size_t)c->ranks * sizeof *e->receiving);
-    memset(e->combined, 0, (size_t)c->ranks * sizeof *e->combined);
     e->name = name;
     e->tag = (int)(mpi.count++ % 32768); /* MPI allows at least 32767 */
     e->messages = e->left = 0;
@@ -169,12 +165,10 @@ static void add_shares(const Comm *c, const Exchange *e, int peer)
 static void combine_shares(const Comm *c, Exchange *e)
 {
     for (int peer = 0; peer < c->ranks; peer++) {
-        if (e->combined[peer]) continue;
+        if (e->receiving[peer] > 0 && e->order == REDUCE_ORDERED) return;
         if (e->receiving[peer] == 0) {
             add_shares(c, e, peer);
-            e->combined[peer] = true;
-        } else if (e->order == REDUCE_ORDERED) {
-            return;
+            e->receiving[peer] = -1;
         }
     }
 }
@@ -224,12 +218,10 @@ static void wait_for(const Comm *c, Exchange *e)
         still = some ? 0 : still + fmin(now - last, 0.1); /* while this process was stopped itself, nobody hung */
         last = now;
         if (c->hang_timeout_s > 0 && still > c->hang_timeout_s)
-            die("step %lld, %s: no answer from rank %s for %g s (hang_timeout_s); see whether its process or machine "
-                "is "
-                "still there",
+            die("step %lld, %s: no answer from rank %s for %g s (hang_timeout_s); see whether that process is still "
+                "there",
                 (long long)c->step, e->name, waiting_for(c, e), c->hang_timeout_s);
-        if (!told && still > 0.1 && c->stopping &&
-            c->stopping()) { /* a launcher gives a second or so before it kills */
+        if (!told && still > 0.1 && c->stopping && c->stopping()) { /* a launcher kills a second or so later */
             note("%sstep %lld, %s: told to stop while waiting for rank %s", mpi.prefix, (long long)c->step, e->name,
                  waiting_for(c, e));
             told = true;
@@ -297,11 +289,11 @@ static Request all_reduce_start(Comm *c, const char *name, Combine combine, void
     e->n = n;
     e->work = work;
     e->work_each = (size_t)n * size;
-    for (int i = 1; i < c->ranks && n > 0; i++) {
+    for (int i = 1; i < c->ranks; i++) {
         int from = (c->rank + c->ranks - i) % c->ranks;
         post(c, e, true, from, work_of(c, e, from), e->work_each);
     }
-    for (int i = 1; i < c->ranks && n > 0; i++) post(c, e, false, (c->rank + i) % c->ranks, x, e->work_each);
+    for (int i = 1; i < c->ranks; i++) post(c, e, false, (c->rank + i) % c->ranks, x, e->work_each);
     return started(c, e);
 }
 
@@ -333,27 +325,13 @@ static void broadcast(Comm *c, void *data, size_t bytes, int root)
     finish(c, started(c, e));
 }
 
-static void barrier(Comm *c)
-{
-    Exchange *e = exchange_new(c, "barrier");
-    for (int i = 1; i < c->ranks; i++) post(c, e, true, (c->rank + c->ranks - i) % c->ranks, NULL, 0);
-    for (int i = 1; i < c->ranks; i++) post(c, e, false, (c->rank + i) % c->ranks, NULL, 0);
-    finish(c, started(c, e));
-}
+static void barrier(Comm *c) { finish(c, all_reduce_start(c, "barrier", COMBINE_NONE, NULL, 0, 0, NULL)); }
 
 static void close_world(Comm *c)
 {
     barrier(c);
-    for (Exchange *e = mpi.exchange; e < mpi.exchange + COMM_IN_FLIGHT; e++) {
-        if (e->name) die("comm_close: %s is still in flight", e->name);
-        free(e->request);
-        free(e->peer);
-        free(e->done);
-        free(e->status);
-        free(e->receiving);
-        free(e->combined);
-        *e = (Exchange){0};
-    }
+    for (int i = 0; i < COMM_IN_FLIGHT; i++)
+        if (mpi.exchange[i].name) die("comm_close: %s is still in flight", mpi.exchange[i].name);
     MPI_Comm_free(&mpi.world);
     MPI_Finalize();
     die_set_hook(NULL);

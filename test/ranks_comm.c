@@ -3,6 +3,7 @@
  *
  *     ranks_comm check          all collectives; rank 0 prints the last line, a rank with a failure exits 1
  *     ranks_comm FAULT MARK     the last rank but one has the fault in step 3 of a loop; the rest must end by themselves
+ *     ranks_comm large          shares of more than one message
  *     ranks_comm pause          all are stopped for longer than hang_timeout_s, then go on
  */
 #include "comm_cases.h"
@@ -321,6 +322,30 @@ static void test_in_flight(Comm *c, int rounds)
     }
 }
 
+static void test_large(Comm *c)
+{
+    test_case("a share of several messages: gathered and added");
+    size_t unit = comm_message_bytes(SIZE_MAX) / 4 * 5 + 4096, n = unit / sizeof(float);
+    Piece piece = {0, 0, unit, (size_t)c->ranks * unit};
+    float *x = xmalloc(piece.bytes), *sum = xmalloc(unit);
+    void *work = xmalloc((size_t)(c->ranks - 1) * unit);
+    Bucket whole = {(char *)x, false, 1, &piece}, own = {(char *)sum, true, 1, &piece};
+    for (size_t i = 0; i < n; i++) sum[i] = (float)((i + 7 * (size_t)c->rank) % 65521);
+    c->finish(c, c->all_gather_start(c, whole, own));
+    size_t wrong = 0;
+    for (int r = 0; r < c->ranks; r++)
+        for (size_t i = 0; i < n; i++) wrong += x[(size_t)r * n + i] != (float)((i + 7 * (size_t)r) % 65521);
+    CHECK(wrong == 0, "rank %d: %zu values gathered wrong", c->rank, wrong);
+    for (size_t i = 0; i < n; i++) sum[i] = 0;
+    c->finish(c, c->reduce_scatter_start(c, own, whole, REDUCE_ORDERED, work));
+    for (size_t i = 0; i < n; i++) wrong += sum[i] != (float)c->ranks * (float)((i + 7 * (size_t)c->rank) % 65521);
+    CHECK(wrong == 0, "rank %d: %zu values added wrong", c->rank, wrong);
+    CHECK(c->bytes_sent == 2 * (size_t)(c->ranks - 1) * unit, "sent %zu bytes", c->bytes_sent);
+    free(x);
+    free(sum);
+    free(work);
+}
+
 /* ---- faults ---- */
 
 static volatile sig_atomic_t told;
@@ -382,13 +407,19 @@ int main(int argc, char **argv)
 {
     Comm c;
     const char *kind = argc > 1 ? argv[1] : "check";
-    comm_mpi_open(&c);
+    if (comm_launched_ranks() > 1)
+        comm_open(&c);
+    else
+        comm_mpi_open(&c);
+    if (c.ranks != comm_launched_ranks()) die("%d ranks of %d", c.ranks, comm_launched_ranks());
     if (strcmp(kind, "check") == 0) {
         test_reductions(&c);
         test_gathers(&c);
         test_values(&c);
         test_host(&c);
         test_in_flight(&c, test_long() ? 200 : 6);
+    } else if (strcmp(kind, "large") == 0) {
+        test_large(&c);
     } else if (strcmp(kind, "pause") == 0) {
         test_pause(&c);
     } else {

@@ -48,6 +48,9 @@ for count in $counts; do
     check "collectives on $count ranks: all cases" says out "7 passed, 0 failed"
 done
 limit=60
+many 2 large
+check "shares of several messages" exits 0
+check "shares of several messages: all" says out "1 passed, 0 failed"
 
 # fault KIND MESSAGE: rank 2 of 4 has it; the three others say where they wait for it
 fault() {
@@ -72,6 +75,12 @@ for kind in exit kill stop die thread many; do
 done
 fault differ '^error: rank 2 on [^ ]+: another config than rank 0'
 fault order '^error: rank 2 on [^ ]+: step 3, broadcast with rank 0: MPI says: .*truncated'
+
+called="a rank without its launcher"
+PMI_SIZE=3 timeout 20 "$ranks" check >"$scratch/out" 2>"$scratch/err" </dev/null
+code=$?
+check "another MPI's launcher: refused" exits 1
+check "another MPI's launcher: says so" says err "one of 3 ranks, but alone"
 
 many 3 pause
 check "paused as a whole, the job goes on" exits 0
