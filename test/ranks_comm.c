@@ -417,7 +417,7 @@ int main(int argc, char **argv)
         test_gathers(&c);
         test_values(&c);
         test_host(&c);
-        test_in_flight(&c, test_long() ? 200 : 6);
+        test_in_flight(&c, test_long() ? 40 : 6);
     } else if (strcmp(kind, "large") == 0) {
         test_large(&c);
     } else if (strcmp(kind, "pause") == 0) {
