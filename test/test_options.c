@@ -225,7 +225,7 @@ static void test_other_verbs(void)
     Options o;
     test_case("the options of eval, generate, tokenize, quantize, export, compare");
     if (accepts(&o, "eval --checkpoint c --data d --batch 3"))
-        CHECK(o.verb == VERB_EVAL && !strcmp(o.checkpoint, "c") && !strcmp(o.data, "d") && o.batch == 3, "eval");
+        CHECK(o.verb == VERB_EVAL && !strcmp(o.checkpoint, "c") && !strcmp(o.data, "d") && o.eval_batch == 3, "eval");
     options_free(&o);
     if (accepts(&o, "generate --checkpoint c --prompt In~the --tokens 9 --temperature 0 --top_k 0 --seed 5"))
         CHECK(o.verb == VERB_GENERATE && !strcmp(o.prompt, "In the") && o.tokens == 9 && o.temperature == 0 &&
