@@ -23,8 +23,9 @@ int command_train(const Options *options, const Machine *machine)
     return 0;
 }
 
-/* A model with the weights of a checkpoint, for reading only: B sequences a batch, or generation when B is 0. */
-static void open_checkpoint(Model *model, const Options *options, const Machine *machine, int64_t B)
+/* A model with the weights of a checkpoint, for reading only: to evaluate, B sequences a batch (0: as the run), or to
+ * generate. */
+static void open_checkpoint(Model *model, const Options *options, const Machine *machine, bool generate, int64_t B)
 {
     RunState state;
     Json *config;
@@ -35,8 +36,8 @@ static void open_checkpoint(Model *model, const Options *options, const Machine 
     if (checkpoint_verify(options->checkpoint, false, &state, &config, &error)) die("checkpoint: %s", error.text);
     if (start_saved(&saved, &spec, config, options->checkpoint, &error)) die("checkpoint %s", error.text);
     spec.train = spec.recipe.shadow = false;
-    spec.generate = B == 0;
-    spec.B = B;
+    spec.generate = generate;
+    if (generate || B) spec.B = B;
     spec.micro_steps = 1;
     spec.recompute = RECOMPUTE_NONE;
     if (model_open(model, &spec, machine->ops, &error)) die("checkpoint %s: %s", options->checkpoint, error.text);
@@ -51,9 +52,9 @@ int command_eval(const Options *options, const Machine *machine)
     Model model;
     Error error;
     Evaluation result;
-    open_checkpoint(&model, options, machine, options->batch);
+    open_checkpoint(&model, options, machine, false, options->eval_batch);
     DataLoaderConfig config = {.pattern = options->data,
-                               .B = options->batch,
+                               .B = model.spec.B,
                                .T = model.spec.config.T,
                                .micro_batches = 1,
                                .ranks = 1,
@@ -94,7 +95,7 @@ int command_generate(const Options *options, const Machine *machine)
 {
     Model model;
     Error error;
-    open_checkpoint(&model, options, machine, 0);
+    open_checkpoint(&model, options, machine, true, 0);
     int64_t vocab = model.spec.config.V, length = (int64_t)strlen(options->prompt);
     bool bytes = vocab == BYTE_TOKENIZER_VOCAB;
     int32_t *prompt = xmalloc((size_t)(length + 1) * sizeof *prompt);
@@ -155,7 +156,7 @@ int command_export(const Options *options, const Machine *machine)
 {
     Model model;
     Error error;
-    open_checkpoint(&model, options, machine, 0);
+    open_checkpoint(&model, options, machine, true, 0);
     if (export_model(&model, options->output, options->format, &error)) die("export: %s", error.text);
     printf("%s\n", options->output);
     model_close(&model);

@@ -16,7 +16,8 @@ typedef struct {
 } Evaluation;
 
 /* The first batches x B windows, or all of them (batches 0 or more than there are). The last micro-batch is filled up
- * with windows that do not count. 0, or -1 with the reason (a token out of range). */
+ * with windows whose losses do not count (in NVFP4 with amax scales they do enter the tensors' amax, as all sequences of
+ * a micro-batch do: so a loss depends a little on B and on its neighbours). 0, or -1 with the reason (a token out of range). */
 int evaluate(Model *model, const DataLoader *data, int64_t batches, Evaluation *result, Error *error);
 
 C_END

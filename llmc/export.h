@@ -6,8 +6,8 @@
  *     generation_config.json   token ids
  *
  * NVFP4 is ModelOpt's weight-only layout (W4A16_NVFP4). The exported weights are those that fprop reads at the saved step:
- * scales of 16 x 16 blocks are repeated on their rows, parts of a fused matrix keep its one tensor scale, so what is
- * read decodes to exactly what was trained. Layers that the recipe keeps in BF16 are in the ignore list. Floor 4.
+ * scales of 16 x 16 blocks are repeated on their rows, parts of a fused matrix keep its one tensor scale. So codes and
+ * block scales are those of training, and the tensor scale is within an FP32 rounding of it (pow2: it is it). Layers that the recipe keeps in BF16 are in the ignore list. Floor 4.
  */
 #ifndef LLMC_EXPORT_H
 #define LLMC_EXPORT_H

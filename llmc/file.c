@@ -58,14 +58,23 @@ int file_finish(FILE *stream, const char *path, Error *error)
     return result;
 }
 
+int file_write_new(const char *path, const void *data, size_t bytes, Error *error)
+{
+    FILE *stream = fopen(path, "wb");
+    int result = stream ? file_write(stream, path, data, bytes, error) : write_failed(path, error);
+    if (stream && file_finish(stream, path, result ? NULL : error)) result = -1;
+    if (result) remove(path);
+    return result;
+}
+
 int file_write_text(const char *path, const char *text, Error *error)
 {
     char *fresh = xformat("%s.tmp", path);
-    FILE *stream = fopen(fresh, "w");
-    int result = stream ? file_write(stream, fresh, text, strlen(text), error) : write_failed(fresh, error);
-    if (stream && file_finish(stream, fresh, result ? NULL : error)) result = -1;
-    if (result == 0 && rename(fresh, path)) result = write_failed(path, error);
-    if (result) remove(fresh);
+    int result = file_write_new(fresh, text, strlen(text), error);
+    if (result == 0 && rename(fresh, path)) {
+        result = write_failed(path, error);
+        remove(fresh);
+    }
     free(fresh);
     return result;
 }

@@ -23,7 +23,9 @@ int file_write(FILE *stream, const char *path, const void *data, size_t bytes, E
 /* Flushes to the disk (fsync) and closes; the stream is closed in any case. */
 int file_finish(FILE *stream, const char *path, Error *error);
 
-/* A whole text file, complete or as it was: beside (PATH.tmp), flushed, renamed. 0 or -1. */
+/* A whole new file, flushed; and a text file complete or as it was: beside (PATH.tmp), flushed, renamed. 0 or -1, and
+ * then the new file is gone. */
+int file_write_new(const char *path, const void *data, size_t bytes, Error *error);
 int file_write_text(const char *path, const char *text, Error *error);
 
 /* Folders of files. Make: one that is there already is fine. Sync: flushes the names in it. Delete: with its files (no

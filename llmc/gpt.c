@@ -19,7 +19,6 @@
 
 #include "mathfn.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 /* ---- one block ---- */
@@ -226,7 +225,7 @@ static void enter_phase(GPT *gpt, int phase)
     const Recipe *r = gpt->recipe;
     if (phase == gpt->phase) return;
     for (int64_t l = 0; l < gpt->config->L; l++) {
-        const LinearFormats *f = &r->formats[(phase * gpt->config->L + l) * PROJ_COUNT];
+        const LinearFormats *f = recipe_formats(r, phase, l, 0);
         Block *w = &gpt->block[l];
         set_formats(&w->qkv, &f[PROJ_QKV]);
         set_formats(&w->o, &f[PROJ_O]);

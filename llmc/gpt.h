@@ -116,7 +116,7 @@ void gpt_tie_head(GPT *gpt); /* tied models: the head reads wte and adds to dwte
 void gpt_set_shape(GPT *gpt,
                    const Shape *shape); /* lays the activations out anew; nothing in them survives but caches */
 /* Formats of this step, and every view of the weights made anew: after parameters were loaded or updated, and before
- * the first evaluation. On a change of phase the activations are laid out anew too. */
+ * the first evaluation; so what is evaluated after a step is in the formats of the next one. On a change of phase the activations are laid out anew too. */
 void gpt_enter_step(GPT *gpt, uint32_t step);
 /* The recipe's shadow phase, until the next gpt_enter_step. */
 void gpt_enter_shadow(GPT *gpt);

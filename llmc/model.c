@@ -2,7 +2,6 @@
 #include "model.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static Shape train_shape(const ModelSpec *s)
 {

@@ -41,38 +41,17 @@ LLMC_INLINE float f32_from_bits(uint32_t bits)
 
 /* ---- one IEEE operation each ---- */
 
-LLMC_INLINE float f32_add(float a, float b)
-{
 #ifdef __CUDA_ARCH__
-    return __fadd_rn(a, b);
+#define F32_OPERATION(name, operator, intrinsic)                                                                       \
+    LLMC_INLINE float name(float a, float b) { return intrinsic(a, b); }
 #else
-    return a + b;
+#define F32_OPERATION(name, operator, intrinsic)                                                                       \
+    LLMC_INLINE float name(float a, float b) { return a operator b; }
 #endif
-}
-LLMC_INLINE float f32_sub(float a, float b)
-{
-#ifdef __CUDA_ARCH__
-    return __fsub_rn(a, b);
-#else
-    return a - b;
-#endif
-}
-LLMC_INLINE float f32_mul(float a, float b)
-{
-#ifdef __CUDA_ARCH__
-    return __fmul_rn(a, b);
-#else
-    return a * b;
-#endif
-}
-LLMC_INLINE float f32_div(float a, float b)
-{
-#ifdef __CUDA_ARCH__
-    return __fdiv_rn(a, b);
-#else
-    return a / b;
-#endif
-}
+F32_OPERATION(f32_add, +, __fadd_rn)
+F32_OPERATION(f32_sub, -, __fsub_rn)
+F32_OPERATION(f32_mul, *, __fmul_rn)
+F32_OPERATION(f32_div, /, __fdiv_rn)
 LLMC_INLINE float f32_abs(float a) { return f32_from_bits(f32_bits(a) & 0x7fffffffu); }
 LLMC_INLINE float f32_min(float a, float b) { return a < b ? a : b; } /* b when either is NaN */
 LLMC_INLINE float f32_max(float a, float b) { return a > b ? a : b; } /* b when either is NaN */

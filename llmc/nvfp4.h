@@ -25,11 +25,12 @@
  *
  * Consequences, each tested: a block of zeros has scale 0 and codes of value 0, without a special case. A block below
  * 2^-10/448 of the tensor's amax has scale 0: its value is 0 whatever its codes. Rounding s_b down by up to 1/17 makes
- * x enc_b reach 6.375, which saturates (`headroom` 17/16 makes room). -0 keeps its sign. Short last blocks are padded with
- * zeros, which reach no amax. NaN reaches no amax either and becomes code +6; so that it does not vanish, what is stored
- * as the tensor's scale is then NaN, and with it every product. Inf makes the stored amax Inf; with power-of-two scales,
- * where it would hide as 2688, NaN too. Below an amax of 2688 / FLT_MAX = 7.9e-36 S_enc is cut off and values come back
- * too small: no tensor of a training run is near it.
+ * x enc_b reach 6.375, which saturates (`headroom` 17/16 makes room, in blocks of normal scale). -0 keeps its sign. Short
+ * last blocks are padded with zeros, which reach no amax. NaN reaches no amax either and becomes code +6; so that it does
+ * not vanish, what is stored as the tensor's scale is then NaN, and with it every product. Inf makes the stored amax Inf;
+ * with power-of-two scales, where it would hide as 2688, NaN too. An amax below 2688 / FLT_MAX = 7.9e-36 cuts S_enc off
+ * and values come back too small; one above FLT_MAX / 448 = 7.6e35 comes back as Inf. No tensor of a training run is near
+ * either.
  *
  * Variants: blocks of 16 x 16 for weights, so that the transposed matrix has the same codes and scales; 4/6 (Cook et al.
  * 2512.02010), which scales a block to 6 or to 4, whichever errs less; power-of-two tensor scales, S_enc = 2^e, where
@@ -165,8 +166,8 @@ LLMC_INLINE uint32_t nvfp4_random8(const Philox *draw, int i) { return draw->wor
 /* Bit i set: sign i is negative. The signs of TransformerEngine, the same for every layer and step. */
 enum { NVFP4_RHT_SIGNS = 0xD7E8 };
 
-/* x = x diag(signs) H16 / 4, rounded to BF16. The factor comes first, so that sums of large values stay finite; then the
- * butterfly in stages 1, 2, 4, 8, each (a + b, a - b). Orthogonal: applied to both operands of a product it changes the
+/* x = x diag(signs) H16 / 4, rounded to BF16. The factor comes first, so that values below FLT_MAX / 4 stay finite; then
+ * the butterfly in stages 1, 2, 4, 8, each (a + b, a - b). Orthogonal: applied to both operands of a product it changes the
  * product by roundings only. */
 LLMC_INLINE void nvfp4_rht16(float x[16])
 {

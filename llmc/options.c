@@ -37,13 +37,17 @@ enum {
     MODEL = TRAIN | PLAN,
     MACHINE = TRAIN | EVAL | GENERATE | PLAN | EXPORT,
     ALL = (1 << VERB_COUNT) - 1,
-    REQUIRED = 1 << 16, /* a string that may not stay empty */
-    NOT_SAVED = 1 << 17 /* not in config.json: what was allowed once is not allowed to whoever reads that file */
+    REQUIRED = 1 << 16,   /* a string that may not stay empty */
+    NOT_SAVED = 1 << 17,  /* not in config.json: what was allowed once is not allowed to whoever reads that file */
+    FIXED = 1 << 18,      /* on a resume: must be the same */
+    RECIPE_KEY = 1 << 19, /* must be the same, but for --allow_recipe_change */
+    FREE = 1 << 20        /* may change, and is said; without any of the three it may change silently */
 };
 
 _Static_assert(sizeof(Arch) == sizeof(unsigned) && sizeof(LrSchedule) == sizeof(unsigned) &&
                    sizeof(Precision) == sizeof(unsigned) && sizeof(Master) == sizeof(unsigned) &&
-                   sizeof(Recompute) == sizeof(unsigned) && sizeof(FourSixScope) == sizeof(unsigned),
+                   sizeof(Recompute) == sizeof(unsigned) && sizeof(FourSixScope) == sizeof(unsigned) &&
+                   sizeof(ScaleBlock) == sizeof(unsigned) && sizeof(ExportFormat) == sizeof(unsigned),
                "a TYPE_CHOICE is stored as unsigned");
 
 #define HEADING(text)                                                                                                  \
@@ -69,7 +73,7 @@ _Static_assert(sizeof(Arch) == sizeof(unsigned) && sizeof(LrSchedule) == sizeof(
     }
 #define RECIPE(key, fallback, choices, help)                                                                           \
     {                                                                                                                  \
-#key, TYPE_CHOICE, MODEL, FIELD(recipe.key), fallback, 0, 0, choices, help                                     \
+#key, TYPE_CHOICE, MODEL | RECIPE_KEY, FIELD(recipe.key), fallback, 0, 0, choices, help                        \
     }
 #define TEXT(key, fallback, choices, verbs, help)                                                                      \
     {                                                                                                                  \
@@ -83,61 +87,62 @@ static const Option OPTIONS[] = {
     {"config", TYPE_CONFIG, ALL, 0, "", 0, 0, NULL, "JSON of options, or a run's config.json"},
 
     HEADING("model"),
-    ENUM(arch, "llama", "gpt2|llama|qwen3", MODEL, ""),
-    INT(layers, "6", 1, CONFIG_MAX_LAYERS, MODEL, "transformer blocks"),
-    INT(hidden, "192", 1, CONFIG_MAX_HIDDEN, MODEL, "width of the residual stream"),
-    INT(heads, "6", 1, CONFIG_MAX_HEADS, MODEL, "query heads"),
-    INT(kv_heads, "0", 0, CONFIG_MAX_HEADS, MODEL, "key and value heads; 0: heads"),
-    INT(head_dim, "0", 0, CONFIG_MAX_HEAD_DIM, MODEL, "0: hidden / heads"),
-    INT(ffn, "0", 0, CONFIG_MAX_FFN, MODEL, "0: 4 hidden (gpt2), 8/3 hidden (SwiGLU)"),
-    INT(vocab, "257", 1, CONFIG_MAX_VOCAB, MODEL, "257: bytes and end-of-text"),
-    INT(seq_len, "256", 1, CONFIG_MAX_SEQ_LEN, MODEL, "tokens of a sequence"),
-    BOOL(tie_embeddings, "true", MODEL, "the head is the embedding"),
-    NUM(norm_eps, "0", 0, 1, MODEL, "0: 1e-5; qwen3: 1e-6"),
-    NUM(rope_theta, "10000", 1, 1e12, MODEL, "base of the RoPE frequencies"),
-    NUM(rope_scaling_factor, "0", 0, 1e6, MODEL, "0: none; else Llama-3's rule"),
-    NUM(rope_scaling_low_freq_factor, "1", 0, 1e6, MODEL, "of that rule"),
-    NUM(rope_scaling_high_freq_factor, "4", 0, 1e6, MODEL, "of that rule"),
-    INT(rope_scaling_original_context, "8192", 1, CONFIG_MAX_SEQ_LEN, MODEL, "of that rule"),
+    ENUM(arch, "llama", "gpt2|llama|qwen3", MODEL | FIXED, ""),
+    INT(layers, "6", 1, CONFIG_MAX_LAYERS, MODEL | FIXED, "transformer blocks"),
+    INT(hidden, "192", 1, CONFIG_MAX_HIDDEN, MODEL | FIXED, "width of the residual stream"),
+    INT(heads, "6", 1, CONFIG_MAX_HEADS, MODEL | FIXED, "query heads"),
+    INT(kv_heads, "0", 0, CONFIG_MAX_HEADS, MODEL | FIXED, "key and value heads; 0: heads"),
+    INT(head_dim, "0", 0, CONFIG_MAX_HEAD_DIM, MODEL | FIXED, "0: hidden / heads"),
+    INT(ffn, "0", 0, CONFIG_MAX_FFN, MODEL | FIXED, "0: 4 hidden (gpt2), 8/3 hidden (SwiGLU)"),
+    INT(vocab, "257", 1, CONFIG_MAX_VOCAB, MODEL | FIXED, "257: bytes and end-of-text"),
+    INT(seq_len, "256", 1, CONFIG_MAX_SEQ_LEN, MODEL | FIXED, "tokens of a sequence"),
+    BOOL(tie_embeddings, "true", MODEL | FIXED, "the head is the embedding"),
+    NUM(norm_eps, "0", 0, 1, MODEL | FIXED, "0: 1e-5; qwen3: 1e-6"),
+    NUM(rope_theta, "10000", 1, 1e12, MODEL | FIXED, "base of the RoPE frequencies"),
+    NUM(rope_scaling_factor, "0", 0, 1e6, MODEL | FIXED, "0: none; else Llama-3's rule"),
+    NUM(rope_scaling_low_freq_factor, "1", 0, 1e6, MODEL | FIXED, "of that rule"),
+    NUM(rope_scaling_high_freq_factor, "4", 0, 1e6, MODEL | FIXED, "of that rule"),
+    INT(rope_scaling_original_context, "8192", 1, CONFIG_MAX_SEQ_LEN, MODEL | FIXED, "of that rule"),
     NUM(init_std, "0.02", 0, 100, MODEL, "o and down: over sqrt(2 layers)"),
     NUM(embedding_init_std, "0.02", 0, 100, MODEL, "of tokens and learned positions"),
 
     HEADING("training"),
-    INT(batch, "8", 1, 1 << 20, TRAIN | EVAL | PLAN, "sequences per rank and micro-step"),
-    INT(global_batch_tokens, "0", 0, STEPS_MAX, MODEL, "tokens of a step; 0: batch x seq_len"),
-    INT(steps, "1000", 1, STEPS_MAX, TRAIN, "optimizer steps of the whole run"),
-    NUM(lr, "1e-3", 0, 1000, TRAIN, "peak learning rate"),
-    ENUM(lr_schedule, "cosine", "cosine|linear|constant|wsd", TRAIN, ""),
-    INT(warmup_steps, "100", 0, STEPS_MAX, TRAIN, "linear warm-up; may be longer than the run"),
-    NUM(final_lr_fraction, "0.1", 0, 1, TRAIN, "lr of the last step, of the peak"),
-    NUM(wsd_decay_fraction, "0.2", 0, 1, TRAIN, "wsd: last part of the steps"),
-    NUM(weight_decay, "0.1", 0, 100, TRAIN, "of matrices and embeddings"),
-    NUM(beta1, "0.9", 0, 0.999999, TRAIN, "AdamW"),
-    NUM(beta2, "0.95", 0, 0.999999, TRAIN, "AdamW"),
-    NUM(eps, "1e-8", 1e-30, 1, TRAIN, "AdamW"),
-    NUM(grad_clip, "1.0", 0, 1e9, TRAIN, "largest gradient norm; 0: off"),
+    INT(batch, "8", 1, 1 << 20, MODEL | FREE, "sequences per rank and micro-step"),
+    {"batch", TYPE_INT, EVAL, FIELD(eval_batch), "0", 0, 1 << 20, NULL, "sequences a time; 0: as the run"},
+    INT(global_batch_tokens, "0", 0, STEPS_MAX, MODEL | FIXED, "tokens of a step; 0: batch x seq_len"),
+    INT(steps, "1000", 1, STEPS_MAX, MODEL | FREE, "optimizer steps of the whole run"),
+    NUM(lr, "1e-3", 0, 1000, TRAIN | FREE, "peak learning rate"),
+    ENUM(lr_schedule, "cosine", "cosine|linear|constant|wsd", TRAIN | FREE, ""),
+    INT(warmup_steps, "100", 0, STEPS_MAX, TRAIN | FREE, "linear warm-up; may be longer than the run"),
+    NUM(final_lr_fraction, "0.1", 0, 1, TRAIN | FREE, "lr of the last step, of the peak"),
+    NUM(wsd_decay_fraction, "0.2", 0, 1, TRAIN | FREE, "wsd: last part of the steps"),
+    NUM(weight_decay, "0.1", 0, 100, TRAIN | FREE, "of matrices and embeddings"),
+    NUM(beta1, "0.9", 0, 0.999999, TRAIN | FREE, "AdamW"),
+    NUM(beta2, "0.95", 0, 0.999999, TRAIN | FREE, "AdamW"),
+    NUM(eps, "1e-8", 1e-30, 1, TRAIN | FREE, "AdamW"),
+    NUM(grad_clip, "1.0", 0, 1e9, TRAIN | FREE, "largest gradient norm; 0: off"),
     INT(seed, "1", 0, 0x1p53, TRAIN | GENERATE | QUANTIZE, "of all random numbers"),
     ENUM(recompute, "none", "none|operands|block", MODEL, "less memory, same bits"),
-    BOOL(document_mask, "false", MODEL, "attention stays within a document"),
-    INT(eot_token, "-1", -1, CONFIG_MAX_VOCAB, TRAIN, "starts a document; -1: vocab - 1"),
+    BOOL(document_mask, "false", MODEL | FIXED, "attention stays within a document"),
+    INT(eot_token, "-1", -1, CONFIG_MAX_VOCAB, TRAIN | FIXED, "starts a document; -1: vocab - 1"),
 
-    HEADING("precision; from bf16_first_layers on for nvfp4"),
-    RECIPE(precision, "auto", "fp32|bf16|nvfp4|auto", ""),
-    RECIPE(master, "default", "default|bf16|fp32", "fp32 for fp32, else bf16"),
-    {"bf16_first_layers", TYPE_INT, MODEL, FIELD(recipe.bf16_first_layers), "0", 0, CONFIG_MAX_LAYERS, NULL, "blocks in BF16"},
-    {"bf16_last_layers", TYPE_INT, MODEL, FIELD(recipe.bf16_last_layers), "-1", -1, CONFIG_MAX_LAYERS, NULL, "-1: 15%, rounded up"},
-    {"quantize_projections", TYPE_SET, MODEL, FIELD(recipe.quantize_projections), "qkv,o,up,down", 0, 0, "qkv|o|up|down", "with commas"},
+    HEADING("precision (all but the first two: of nvfp4)"),
+    RECIPE(precision, "auto", "fp32|bf16|nvfp4|auto", "of matrix products"),
+    {"master", TYPE_CHOICE, MODEL | FIXED, FIELD(recipe.master), "default", 0, 0, "default|bf16|fp32", "fp32 for fp32, else bf16"},
+    {"bf16_first_layers", TYPE_INT, MODEL | RECIPE_KEY, FIELD(recipe.bf16_first_layers), "0", 0, CONFIG_MAX_LAYERS, NULL, "blocks in BF16"},
+    {"bf16_last_layers", TYPE_INT, MODEL | RECIPE_KEY, FIELD(recipe.bf16_last_layers), "-1", -1, CONFIG_MAX_LAYERS, NULL, "-1: 15%, rounded up"},
+    {"quantize_projections", TYPE_SET, MODEL | RECIPE_KEY, FIELD(recipe.quantize_projections), "qkv,o,up,down", 0, 0, "qkv|o|up|down", "with commas"},
     RECIPE(fprop, "nvfp4", "nvfp4|bf16", "Y = X W^T"),
     RECIPE(dgrad, "nvfp4", "nvfp4|bf16", "dX = dY W"),
     RECIPE(wgrad, "nvfp4", "nvfp4|bf16", "dW = dY^T X"),
     RECIPE(weight_blocks, "16x16", "16x16|1x16", "of W in fprop and dgrad"),
     RECIPE(rht, "wgrad", "wgrad|off", "Hadamard transform"),
-    RECIPE(stochastic_rounding, "gradients", "gradients|off|all", ""),
-    {"tensor_scale", TYPE_CHOICE, MODEL | QUANTIZE, FIELD(recipe.tensor_scale), "amax", 0, 0, "amax|pow2", ""},
+    RECIPE(stochastic_rounding, "gradients", "gradients|off|all", "of what"),
+    {"tensor_scale", TYPE_CHOICE, MODEL | QUANTIZE | RECIPE_KEY, FIELD(recipe.tensor_scale), "amax", 0, 0, "amax|pow2", "of a tensor"},
     RECIPE(four_over_six, "off", "off|activations|weights|both", "row copies"),
-    RECIPE(four_over_six_metric, "mae", "mae|mse", ""),
+    RECIPE(four_over_six_metric, "mae", "mae|mse", "errors that it compares"),
     RECIPE(gradient_headroom, "1", "1|17/16", "amax of gradients, times"),
-    {"switch_to_bf16_at", TYPE_DOUBLE, MODEL, FIELD(recipe.switch_to_bf16_at), "1", 0, 1, NULL, "of the steps; 1: never"},
+    {"switch_to_bf16_at", TYPE_DOUBLE, MODEL | RECIPE_KEY, FIELD(recipe.switch_to_bf16_at), "1", 0, 1, NULL, "fraction of the steps; 1: never"},
     RECIPE(switch_scope, "forward", "forward|all", "what switches"),
 
     HEADING("data and run"),
@@ -180,7 +185,7 @@ static const Option OPTIONS[] = {
     ENUM(format, "bf16", "bf16|nvfp4", EXPORT, "nvfp4: llama and qwen3"),
     NUM(max_gap, "-1", -1, 1000, COMPARE, "exit 3 if B's mean loss is higher by more"),
     INT(block_steps, "10", 1, STEPS_MAX, COMPARE, "steps of a block"),
-    NUM(last_fraction, "1", 0, 1, COMPARE, "only the last part of the steps"),
+    NUM(last_fraction, "1", 1e-9, 1, COMPARE, "only the last part of the steps"),
 
     HEADING("machine"),
     INT(threads, "0", 0, 1024, MACHINE, "0: all cores this process may use"),
@@ -205,9 +210,21 @@ static const struct {
 
 const char *verb_name(Verb verb) { return VERBS[verb].name; }
 
-/* ---- values ---- */
-
 static bool takes(Verb verb, const Option *o) { return o->verbs >> verb & 1; }
+
+ResumeRule options_resume_rule(const char *key)
+{
+    for (const Option *o = OPTIONS; o < OPTIONS + OPTION_COUNT; o++) {
+        if (!takes(VERB_TRAIN, o) || strcmp(o->key, key)) continue;
+        return o->verbs & FIXED        ? RESUME_FIXED
+               : o->verbs & RECIPE_KEY ? RESUME_RECIPE
+               : o->verbs & FREE       ? RESUME_FREE
+                                       : RESUME_SILENT;
+    }
+    return RESUME_SILENT;
+}
+
+/* ---- values ---- */
 
 static int choice_index(const char *choices, const char *text)
 {
@@ -391,9 +408,9 @@ static int refuse_verb(const Option *o, Verb verb, Error *error)
 /* ---- JSON ---- */
 
 /* A value of the right JSON type, as a user would type it, goes through option_set. */
-static int option_from_json(Options *options, const Json *member, const char *where, Error *error)
+static int option_from_json(Options *options, Verb verb, const Json *member, const char *where, Error *error)
 {
-    const Option *o = option_find(json_key(member), options->verb, where, error);
+    const Option *o = option_find(json_key(member), verb, where, error);
     if (!o) return -1;
     if (o->type == TYPE_CONFIG) return error_set(error, "%s%s may stand on the command line only", where, o->key);
 
@@ -416,13 +433,14 @@ static int option_from_json(Options *options, const Json *member, const char *wh
 int options_from_json(Options *options, const Json *object, const char *name, Error *error)
 {
     const Json *saved = json_get(object, "options");
+    Verb verb = saved ? VERB_TRAIN : options->verb; /* whose meaning of a key it is */
     if (saved) object = saved;
     if (json_type(object) != JSON_OBJECT) return error_set(error, "%s: must be an object of options", name);
 
     char *where = xformat("%.400s: ", name);
     int result = 0;
     for (const Json *member = json_first(object); member && result == 0; member = json_next(member))
-        result = option_from_json(options, member, where, error);
+        result = option_from_json(options, verb, member, where, error);
     free(where);
     return result;
 }

@@ -73,6 +73,7 @@ typedef struct {
     /* eval, generate, tokenize, quantize, compare, export */
     char *checkpoint, *data, *prompt, *input, *output;
     int64_t tokens, top_k;       /* top_k 0: all */
+    int64_t eval_batch;          /* 0: that of the run */
     double temperature;          /* 0: greedy */
     double max_gap;              /* < 0: none */
     int64_t block_steps;         /* compare: steps a block */
@@ -104,6 +105,10 @@ void options_free(Options *options);
 
 /* The architecture that the options describe, checked (impossible shapes are -1 with the reason). */
 int options_model(const Options *options, GPTConfig *config, Error *error);
+
+/* What a resume does when the value of an option of `train` is another one than before. */
+typedef enum { RESUME_SILENT, RESUME_FREE, RESUME_RECIPE, RESUME_FIXED } ResumeRule;
+ResumeRule options_resume_rule(const char *key);
 
 const char *verb_name(Verb verb);
 

@@ -22,7 +22,7 @@ typedef struct {     /* one tensor and what became of it; arrays owned */
 } Quantized;
 
 typedef struct {
-    int64_t zeroed, saturated, nans, infs, scale_blocks, zero_blocks;
+    int64_t finite, zeroed, saturated, nans, infs, scale_blocks, zero_blocks;
     double error, power;     /* sums of (value - x)^2 and x^2 over finite x */
     int64_t histogram[0x7f]; /* blocks by scale byte: the positive E4M3 values */
 } Statistics;
@@ -148,9 +148,12 @@ static void count_value(Statistics *s, float x, float value, float encode)
     double d = (double)value - (double)x;
     s->nans += isnan(x) != 0;
     s->infs += isinf(x) != 0; /* -1 for -Inf */
-    s->zeroed += x != 0 && value == 0;
+    s->zeroed += isfinite(x) && x != 0 && value == 0;
     s->saturated += f32_abs(f32_mul(x, encode)) > 6;
-    if (isfinite(x)) s->error += d * d, s->power += (double)x * (double)x;
+    if (!isfinite(x)) return;
+    s->finite++;
+    s->error += d * d;
+    s->power += (double)x * (double)x;
 }
 
 static Statistics measure(const Quantized *q)
@@ -173,7 +176,11 @@ static Statistics measure(const Quantized *q)
     return s;
 }
 
-static double relative_mse(const Statistics *s) { return s->error == 0 ? 0 : s->error / s->power; }
+static double relative_mse(const Statistics *s)
+{
+    if (!s->finite || isnan(s->error)) return (double)NAN;
+    return s->error == 0 ? 0 : s->error / s->power;
+}
 static double snr_db(const Statistics *s) { return -10 * log10(relative_mse(s)); }
 
 static void print_share(const char *what, int64_t count, int64_t of)
@@ -252,14 +259,6 @@ typedef struct {
 } Output;
 enum { OUTPUTS = 4 };
 
-static int write_file(const char *path, const Output *out, Error *error)
-{
-    FILE *stream = fopen(path, "wb");
-    if (!stream) return error_set(error, "cannot write %s: %s; check --output", path, strerror(errno));
-    int status = file_write(stream, path, out->data, out->bytes, error);
-    return file_finish(stream, path, status ? NULL : error) ? -1 : status;
-}
-
 /* All under other names first, so that what stands under the prefix is complete; taken back when a rename fails. */
 static int write_outputs(const char *prefix, const Output out[OUTPUTS], Error *error)
 {
@@ -269,7 +268,7 @@ static int write_outputs(const char *prefix, const Output out[OUTPUTS], Error *e
         path[i] = xformat("%s.%s", prefix, out[i].suffix);
         fresh[i] = xformat("%s.tmp", path[i]);
     }
-    for (int i = 0; i < OUTPUTS && !status; i++) status = write_file(fresh[i], &out[i], error);
+    for (int i = 0; i < OUTPUTS && !status; i++) status = file_write_new(fresh[i], out[i].data, out[i].bytes, error);
     for (; renamed < OUTPUTS && !status; renamed += !status)
         if (rename(fresh[renamed], path[renamed]))
             status = error_set(error, "cannot write %s: %s; check --output", path[renamed], strerror(errno));

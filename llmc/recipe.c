@@ -30,11 +30,11 @@ RecipeSpec recipe_defaults(Precision precision, Master master)
 
 Precision recipe_auto(const GPTConfig *config, bool native_fp4, char reason[160])
 {
-    enum { HIDDEN_MIN = 2048 }; /* below it quantizing costs what the faster product saves */
+    enum { HIDDEN_MIN = 2048 }; /* assumed, not measured: below it quantizing may cost what the faster product saves */
     bool nvfp4 = native_fp4 && config->C >= HIDDEN_MIN;
     snprintf(reason, 160, "%s: %s", nvfp4 ? "nvfp4" : "bf16",
              nvfp4        ? "this device multiplies FP4 and the model is wide enough to gain by it"
-             : native_fp4 ? "hidden is below 2048, where quantizing costs what FP4 saves"
+             : native_fp4 ? "hidden is below 2048, where quantizing may cost what FP4 saves"
                           : "this device only emulates NVFP4: the same numbers, but slower than BF16");
     return nvfp4 ? PRECISION_NVFP4 : PRECISION_BF16;
 }
@@ -101,8 +101,15 @@ RecipeSpec recipe_resolved(const RecipeSpec *spec, int64_t L)
     r.master = fp32 ? MASTER_FP32 : MASTER_BF16;
     r.bf16_last_layers = last_layers(&r, L);
     if (r.four_over_six == FOUR_SIX_OFF) r.four_over_six_metric = FOUR_SIX_MAE;
+    if (r.fprop == PRODUCT_IN_BF16) r.weight_blocks = WEIGHTS_16X16;
+    if (r.wgrad == PRODUCT_IN_BF16) r.rht = RHT_WGRAD;
     if (r.switch_to_bf16_at == 1) r.switch_scope = SWITCH_FORWARD;
     return r;
+}
+
+int64_t recipe_switch_step(const RecipeSpec *spec)
+{
+    return (int64_t)ceil(spec->switch_to_bf16_at * (double)spec->steps - 1e-6); /* 0.07 of 100 is 7, not 8 */
 }
 
 static int check_nvfp4(const RecipeSpec *spec, int64_t L, Error *error)
@@ -125,6 +132,15 @@ static int check_nvfp4(const RecipeSpec *spec, int64_t L, Error *error)
                          "use --stochastic_rounding gradients");
     if (spec->four_over_six && spec->fprop == PRODUCT_IN_BF16)
         return error_set(error, "four_over_six with fprop bf16: 4/6 is for the copies that fprop reads");
+    if (spec->gradient_headroom && spec->dgrad == PRODUCT_IN_BF16 && spec->wgrad == PRODUCT_IN_BF16)
+        return error_set(error, "gradient_headroom 17/16 with dgrad and wgrad bf16: no gradient is quantized");
+    if (spec->switch_to_bf16_at == 1) return 0;
+    if (spec->switch_scope == SWITCH_FORWARD && spec->fprop == PRODUCT_IN_BF16)
+        return error_set(error, "switch_to_bf16_at with fprop bf16: the forward pass is in BF16 from the start; use "
+                                "--switch_scope all");
+    if (spec->steps && recipe_switch_step(spec) >= spec->steps)
+        return error_set(error, "switch_to_bf16_at %g: none of the %lld steps comes after it", spec->switch_to_bf16_at,
+                         (long long)spec->steps);
     return 0;
 }
 
@@ -149,7 +165,6 @@ int recipe_make(Recipe *recipe, const GPTConfig *config, const RecipeSpec *spec,
 {
     enum { PHASES_MAX = 3 };
     bool fp32 = spec->precision == PRECISION_FP32, nvfp4 = spec->precision == PRECISION_NVFP4;
-    double switch_step = ceil(spec->switch_to_bf16_at * (double)spec->steps - 1e-6); /* 0.07 of 100 is 7, not 8 */
     if (spec->precision == PRECISION_AUTO) die("recipe_make: precision auto was not resolved; this is a bug");
     if (fp32 && spec->master == MASTER_BF16)
         return error_set(error, "master bf16 under precision fp32 would round the weights that fp32 is meant to keep; "
@@ -169,8 +184,8 @@ int recipe_make(Recipe *recipe, const GPTConfig *config, const RecipeSpec *spec,
     switched.four_over_six = FOUR_SIX_OFF;
     if (switched.dgrad == PRODUCT_IN_BF16 && switched.wgrad == PRODUCT_IN_BF16) switched = bf16;
     bool switches = nvfp4 && spec->switch_to_bf16_at < 1;
-    if (!switches || switch_step > 0) add_phase(recipe, config, spec, 0);
-    if (switches) add_phase(recipe, config, &switched, (uint32_t)switch_step);
+    if (!switches || recipe_switch_step(spec) > 0) add_phase(recipe, config, spec, 0);
+    if (switches) add_phase(recipe, config, &switched, (uint32_t)recipe_switch_step(spec));
     if (spec->shadow) {
         recipe->shadow_phase = recipe->phases;
         add_phase(recipe, config, nvfp4 ? &bf16 : spec, UINT32_MAX);
@@ -205,14 +220,14 @@ static const ViewFormat *operand(const LinearFormats *f, int product, bool secon
     }
 }
 
-static const LinearFormats *formats_of(const Recipe *recipe, int phase, int64_t l, int projection)
+const LinearFormats *recipe_formats(const Recipe *recipe, int phase, int64_t l, int projection)
 {
     return &recipe->formats[(phase * recipe->L + l) * PROJ_COUNT + projection];
 }
 
 static Format product_format(const Recipe *recipe, int phase, int64_t l, int projection, int product)
 {
-    return operand(formats_of(recipe, phase, l, projection), product, false)->format;
+    return operand(recipe_formats(recipe, phase, l, projection), product, false)->format;
 }
 
 /* Adds the products and projections of a block that are in NVFP4 to the two sets. */
@@ -342,11 +357,12 @@ void recipe_census(const Recipe *recipe, const GPTConfig *config, char *text, si
     *text = 0;
     append_phase(text, bytes, recipe, 0);
     if (end) {
-        bool rest = first > 0 || end<recipe->L, several = first + recipe->L - end> 1;
+        int64_t plain = first + recipe->L - end;
+        bool rest = plain > 0;
         append(text, bytes, ", %.0f%% of the blocks' FLOPs; bf16: %s", 100 * recipe_fp4_share(recipe, config, 0),
-               !rest     ? ""
-               : several ? "blocks "
-                         : "block ");
+               !rest       ? ""
+               : plain > 1 ? "blocks "
+                           : "block ");
         if (first > 0) append_range(text, bytes, 0, first);
         if (first > 0 && end < recipe->L) append(text, bytes, " and ");
         if (end < recipe->L) append_range(text, bytes, end, recipe->L);
@@ -407,7 +423,7 @@ static bool same_formats(const LinearFormats *a, const LinearFormats *b)
 static bool same_block(const Recipe *recipe, int phase, int64_t a, int64_t b)
 {
     for (int j = 0; j < PROJ_COUNT; j++)
-        if (!same_formats(formats_of(recipe, phase, a, j), formats_of(recipe, phase, b, j))) return false;
+        if (!same_formats(recipe_formats(recipe, phase, a, j), recipe_formats(recipe, phase, b, j))) return false;
     return true;
 }
 
@@ -417,10 +433,10 @@ static void add_blocks(Json *table, const Recipe *recipe, int phase, int64_t fro
     char blocks[48] = "";
     append_range(blocks, sizeof blocks, from, end);
     for (unsigned done = 0, j = 0; j < PROJ_COUNT; j++) {
-        const LinearFormats *f = formats_of(recipe, phase, from, (int)j);
+        const LinearFormats *f = recipe_formats(recipe, phase, from, (int)j);
         unsigned alike = 0;
         for (unsigned k = j; k < PROJ_COUNT; k++)
-            if (same_formats(f, formats_of(recipe, phase, from, (int)k))) alike |= 1u << k;
+            if (same_formats(f, recipe_formats(recipe, phase, from, (int)k))) alike |= 1u << k;
         if (done >> j & 1) continue;
         for (int p = 0; p < PRODUCT_COUNT; p++) add_row(table, recipe, phase, blocks, alike, f, p);
         done |= alike;

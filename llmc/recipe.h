@@ -80,6 +80,9 @@ Precision recipe_auto(const GPTConfig *config, bool native_fp4, char reason[160]
 int recipe_make(Recipe *recipe, const GPTConfig *config, const RecipeSpec *spec, Error *error);
 void recipe_free(Recipe *recipe);
 
+/* Formats of one linear layer in one phase. */
+const LinearFormats *recipe_formats(const Recipe *recipe, int phase, int64_t layer, int projection);
+int64_t recipe_switch_step(const RecipeSpec *spec);    /* the first step after the switch */
 int recipe_phase(const Recipe *recipe, uint32_t step); /* the phase of a step; never the shadow's */
 bool recipe_quantizes(const Recipe *recipe);           /* is any operand NVFP4 */
 bool recipe_quantizes_tokens(const Recipe *recipe);    /* is one in blocks along tokens: weight gradients */

@@ -115,43 +115,56 @@ static Json *resolved_options(const Options *options, const ModelSpec *spec)
     return object;
 }
 
+/* First step of the forward pass in BF16, or of all; INT64_MAX: never. */
+static int64_t switch_step(const RecipeSpec *r)
+{
+    return r->precision == PRECISION_NVFP4 && r->switch_to_bf16_at < 1 ? recipe_switch_step(r) : INT64_MAX;
+}
+
+/* One option that is not what it was: dies, or with `say` says so (see options_resume_rule). */
+static void option_changed(const Start *s, const char *key, const char *was, const char *is, bool allow_recipe_change,
+                           bool say)
+{
+    ResumeRule rule = options_resume_rule(key);
+    if (rule == RESUME_FIXED)
+        die("resume: %s is %s in %s and %s now; give the same, or start a new run", key, was, s->dir, is);
+    if (rule == RESUME_RECIPE && !allow_recipe_change)
+        die("resume: %s is %s in %s and %s now; give the same, start a new run, or go on in another recipe with "
+            "--allow_recipe_change",
+            key, was, s->dir, is);
+    if (say && rule != RESUME_SILENT)
+        note("note: %s is %s in %s and %s now; the run goes on %s", key, was, s->dir, is,
+             rule == RESUME_RECIPE ? "in the new recipe" : "with the new value");
+}
+
+static void compare_options(const Start *s, const Json *before, const Json *now, bool allow_recipe_change, bool say)
+{
+    for (const Json *option = json_first(now); option; option = json_next(option)) {
+        char *was = json_print(json_get(before, json_key(option)), false), *is = json_print(option, false);
+        if (strcmp(was, is)) option_changed(s, json_key(option), was, is, allow_recipe_change, say);
+        free(was);
+        free(is);
+    }
+}
+
 /* What must not change over a resume, because the continuation would silently be another run; other shapes often fit
- * into the same tensors. What may change is said. */
+ * into the same tensors. What may change is said. The step of a switch to BF16 moves with `steps`: it may, unless that
+ * takes back a switch that was, or asks for one that should have been. */
 static void check_same_options(const Start *s, const Options *options, const ModelSpec *now_spec)
 {
-    static const char FIXED[] = " arch layers hidden heads kv_heads head_dim ffn vocab seq_len tie_embeddings norm_eps "
-                                "rope_theta rope_scaling_factor rope_scaling_low_freq_factor "
-                                "rope_scaling_high_freq_factor rope_scaling_original_context master document_mask "
-                                "eot_token global_batch_tokens ";
-    static const char RECIPE[] = " precision bf16_first_layers bf16_last_layers quantize_projections fprop dgrad wgrad "
-                                 "weight_blocks rht stochastic_rounding tensor_scale four_over_six "
-                                 "four_over_six_metric gradient_headroom switch_to_bf16_at switch_scope ";
-    static const char FREE[] = " batch steps lr lr_schedule warmup_steps final_lr_fraction "
-                               "wsd_decay_fraction weight_decay beta1 beta2 eps grad_clip ";
     Options saved;
     ModelSpec spec;
     Error error;
     if (start_saved(&saved, &spec, s->config, s->dir, &error)) die("resume: %s", error.text);
     Json *before = resolved_options(&saved, &spec), *now = resolved_options(options, now_spec);
-    for (const Json *option = json_first(now); option; option = json_next(option)) {
-        const char *key = json_key(option);
-        char *was = json_print(json_get(before, key), false), *is = json_print(option, false);
-        char *word = xformat(" %s ", key);
-        bool recipe = strstr(RECIPE, word);
-        if (strcmp(was, is) && recipe && !options->allow_recipe_change)
-            die("resume: %s is %s in %s and %s now; give the same, start a new run, or go on in another recipe with "
-                "--allow_recipe_change",
-                key, was, s->dir, is);
-        if (strcmp(was, is) && recipe)
-            note("note: %s is %s in %s and %s now; the run goes on in the new recipe", key, was, s->dir, is);
-        if (strcmp(was, is) && strstr(FIXED, word))
-            die("resume: %s is %s in %s and %s now; give the same, or start a new run", key, was, s->dir, is);
-        if (strcmp(was, is) && strstr(FREE, word))
-            note("note: %s is %s in %s and %s now; the run goes on with the new value", key, was, s->dir, is);
-        free(was);
-        free(is);
-        free(word);
-    }
+    compare_options(s, before, now, options->allow_recipe_change, false);
+    int64_t was = switch_step(&spec.recipe), is = switch_step(&now_spec->recipe);
+    if ((was <= s->state.step) != (is <= s->state.step) && !options->allow_recipe_change)
+        die("resume: with --steps %" PRId64 " the switch to BF16 would be after step %" PRId64
+            ", and in %s it is after "
+            "step %" PRId64 "; give the same --steps, or go on with --allow_recipe_change",
+            options->steps, is, s->dir, was);
+    compare_options(s, before, now, options->allow_recipe_change, true);
     json_free(before);
     json_free(now);
     options_free(&saved);

@@ -115,7 +115,7 @@ static void shadow_step(Telemetry *t, const Step *step, const Batch *batch)
     kept = model->shadow.data;
     for (int i = 0; next_matrix(model, &i, &gradient, &index); kept += gradient.rows * gradient.cols) {
         Sums s = read_sums(model->ops, kept, gradient.data, gradient.rows * gradient.cols);
-        t->gap[index] = (GradientGap){s.ab / sqrt(s.aa) / sqrt(s.bb), sqrt(s.aa / s.bb)};
+        t->gap[index] = (GradientGap){s.ab / sqrt(s.aa) / sqrt(s.bb), s.bb > 0 ? sqrt(s.aa / s.bb) : (double)NAN};
     }
     zero_sums(model);
     gpt_enter_step(&model->gpt, step->step);
@@ -273,17 +273,24 @@ void telemetry_print(const Telemetry *t, int64_t step)
             if (role_used(t, role)) print_role(t, role);
     }
     if (!t->compared) return;
-    printf("shadow of step %lld: loss %+.6f against BF16\n  %-12s  cosine     min  norm ratio\n", (long long)step,
-           t->loss_gap, "gradient");
+    printf("shadow of step %lld: loss %+.6f against %s\n  %-12s  cosine     min  norm ratio\n", (long long)step,
+           t->loss_gap, t->model->recipe.act == DTYPE_FP32 ? "FP32" : "BF16", "gradient");
     for (int j = 0; j < PROJ_COUNT; j++) {
-        GradientGap mean = {0};
+        GradientGap sum = {0};
         double min = INFINITY;
+        int64_t count = 0; /* gradients that are not zero */
         for (int64_t l = 0; l < L; l++) {
             const GradientGap *g = &t->gap[l * PROJ_COUNT + j];
-            mean.cosine += g->cosine / (double)L;
-            mean.norm_ratio += g->norm_ratio / (double)L;
+            if (isnan(g->cosine)) continue;
+            count++;
+            sum.cosine += g->cosine;
+            sum.norm_ratio += g->norm_ratio;
             min = fmin(min, g->cosine);
         }
-        printf("  %-12s %7.4f %7.4f %11.4f\n", projection_name(j), mean.cosine, min, mean.norm_ratio);
+        if (count)
+            printf("  %-12s %7.4f %7.4f %11.4f\n", projection_name(j), sum.cosine / (double)count, min,
+                   sum.norm_ratio / (double)count);
+        else
+            printf("  %-12s       -       -           -\n", projection_name(j));
     }
 }

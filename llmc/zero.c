@@ -5,7 +5,6 @@
 #include "philox.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* ---- memory ---- */
 
@@ -57,7 +56,7 @@ static const LinearFormats *formats_of(const Recipe *recipe, int phase, const Pa
 {
     if (p->kind == PARAM_LM_HEAD) return &recipe->head;
     if (p->kind > PARAM_DOWN) return NULL;
-    return &recipe->formats[(phase * recipe->L + p->layer) * PROJ_COUNT + (int)(p->kind - PARAM_QKV)];
+    return recipe_formats(recipe, phase, p->layer, (int)(p->kind - PARAM_QKV));
 }
 
 static Operand weight_operand(const Param *p, const LinearFormats *f)

@@ -29,7 +29,7 @@ RUNS=( # name | options
     "stochastic_all|$nvfp4 --stochastic_rounding all"
     "weights_1x16|$nvfp4 --weight_blocks 1x16"
     "no_bf16_layers|$nvfp4 --bf16_last_layers 0"
-    "bf16_first|$nvfp4 --bf16_first_layers 2 --bf16_last_layers 0"
+    "first_layers_bf16|$nvfp4 --bf16_first_layers 2 --bf16_last_layers 0"
     "four_over_six|$nvfp4 --four_over_six both"
     "headroom|$nvfp4 --gradient_headroom 17/16"
     "pow2|$nvfp4 --tensor_scale pow2"
@@ -44,7 +44,7 @@ train() { # train NAME OPTION...
         --run_dir "$runs/$1" --overwrite --threads 1 --checkpoint_every "$keep" "${@:2}" >"$runs/$1.out" 2>&1 ||
         { echo "ablation: $1 failed, see $runs/$1.out" >&2 && return 1; }
     sed -nE 's/^\{"step":([0-9]+),.*"loss":([-+.0-9e]+)(,"val_loss":([-+.0-9e]+))?.*/\1 \2 \4/p' "$runs/$1/log.jsonl" |
-        awk '{ printf "{\"step\":%d,\"loss\":%.5f%s}\n", $1, $2, NF > 2 ? sprintf(",\"val_loss\":%.5f", $3) : "" }' \
+        awk '{ printf "{\"step\":%d,\"loss\":%.5f%s}\n", $1, $2, (NF > 2 ? sprintf(",\"val_loss\":%.5f", $3) : "") }' \
             >"$logs/$1.jsonl"
     echo "ablation: $1 done"
 }
@@ -58,7 +58,9 @@ gap() { # gap A B: names, or lists of them; "training loss of the last 20% of th
 row() { # row NAME AGAINST
     local file
     for file in ${1//,/ } ${2//,/ }; do [ -d "$scratch/$file" ] || return 0; done
-    echo "| $1 | $2 | $(gap "$2" "$1") |"
+    local numbers
+    numbers=$(gap "$2" "$1")
+    echo "| $1 | $2 | $numbers |"
 }
 
 print_losses() {
@@ -75,8 +77,11 @@ print_losses() {
     for seed in 1 2 3; do row nvfp4_$seed bf16_$seed; done
     row bf16_moved bf16_1
     row bf16_fp32_masters bf16_1
-    for entry in "${RUNS[@]:8}"; do row "${entry%%|*}" nvfp4_1; done
-    for entry in "${RUNS[@]:8}"; do row "${entry%%|*}" bf16_1; done
+    for against in nvfp4_1 bf16_1; do
+        for entry in "${RUNS[@]}"; do
+            case ${entry%%|*} in bf16* | nvfp4*) ;; *) row "${entry%%|*}" $against ;; esac
+        done
+    done
 }
 
 if [ "${1:-}" = --tables ]; then
@@ -101,7 +106,7 @@ print_losses
 printf '\n'
 backward='--fprop bf16'
 build/ablation/one_step "$(find $runs/bf16_1/checkpoints -maxdepth 1 -name 'step_*' | sort | tail -n 1)" \
-    data/kjv/val.txt.bin 32 8 'BF16|--precision bf16' "NVFP4, default|$nvfp4" "no RHT|$nvfp4 --rht off" \
+    data/kjv/val.txt.bin 32 8 $logs/one_step.csv 'BF16|--precision bf16' "NVFP4, default|$nvfp4" "no RHT|$nvfp4 --rht off" \
     "gradients nearest|$nvfp4 --stochastic_rounding off" "stochastic on everything|$nvfp4 --stochastic_rounding all" \
     "1x16 weights|$nvfp4 --weight_blocks 1x16" "no BF16 layers|$nvfp4 --bf16_last_layers 0" \
     "first instead of last layers in BF16|$nvfp4 --bf16_first_layers 2 --bf16_last_layers 0" \

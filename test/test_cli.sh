@@ -50,7 +50,7 @@ wrong "out of range" 'seq_len 0' "${base[@]}" --seq_len 0
 wrong "nan" 'lr nan' "${base[@]}" --lr nan
 wrong "unknown arch" 'gpt2|llama|qwen3' "${base[@]}" --arch mamba
 wrong "unknown isa" 'isa' "${base[@]}" --isa sse9
-wrong "option of another verb" 'belongs to' plan --steps 3
+wrong "option of another verb" 'belongs to' plan --lr 3
 wrong "stray argument" 'unexpected argument' train here
 wrong "no data" 'needs --train_data' train --run_dir "$run"
 wrong "heads do not divide hidden" 'heads 5 does not divide hidden 32' "${base[@]}" --heads 5

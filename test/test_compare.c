@@ -101,7 +101,7 @@ static void test_known_gap(void)
     last_fraction = 0.2;
     expect(a, b, 5, -1, 0, "20 common steps; 4 blocks of 5");
     expect(a, b, 5, -1, 0, "       81 ..        85 ");
-    last_fraction = 0; /* at least one step */
+    last_fraction = 1e-9; /* at least one step */
     expect(a, b, 5, -1, 0, "1 common steps; 1 blocks of 1");
     last_fraction = 1;
 

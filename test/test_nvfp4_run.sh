@@ -158,6 +158,21 @@ check "switch: resumed at the very step" same_log "$scratch/at" "$scratch/forwar
 gpt "${train[@]}" --run_dir "$scratch/zero" --switch_to_bf16_at 0 --switch_scope all
 check "switch at 0: a run in bf16" same "$(hashes "$scratch/zero")" "$(hashes "$scratch/asked")"
 
+rm -rf "$scratch/half" && cp -r "$scratch/forward" "$scratch/half"
+rm -r "$(step_dir "$scratch/half" 15)" "$(step_dir "$scratch/half" 20)"
+gpt "${train[@]}" "${at[@]}" --run_dir "$scratch/half" --resume auto --steps 60
+check "switch: more steps would take it back: exit code" exits 1
+check "switch: more steps would take it back: says so" says err "with --steps 60 the switch to BF16 would be after step 24"
+gpt "${train[@]}" "${at[@]}" --run_dir "$scratch/half" --resume auto --steps 21
+check "switch: more steps that leave it behind may be" exits 0
+gpt "${train[@]}" --switch_to_bf16_at 0.4 --run_dir "$scratch/half" --resume auto --steps 60 --allow_recipe_change --shadow_every 3
+check "switch: taken back with the permission" exits 0
+
+# ---- the demo ----
+
+gpt plan --config scripts/configs/demo.json
+check "demo: 83% of the blocks' FLOPs are FP4" says out "83% of the blocks' FLOPs"
+
 # ---- resume in another recipe ----
 
 half=$scratch/half

@@ -225,7 +225,7 @@ static void test_other_verbs(void)
     Options o;
     test_case("the options of eval, generate, tokenize, quantize, export, compare");
     if (accepts(&o, "eval --checkpoint c --data d --batch 3"))
-        CHECK(o.verb == VERB_EVAL && !strcmp(o.checkpoint, "c") && !strcmp(o.data, "d") && o.batch == 3, "eval");
+        CHECK(o.verb == VERB_EVAL && !strcmp(o.checkpoint, "c") && !strcmp(o.data, "d") && o.eval_batch == 3, "eval");
     options_free(&o);
     if (accepts(&o, "generate --checkpoint c --prompt In~the --tokens 9 --temperature 0 --top_k 0 --seed 5"))
         CHECK(o.verb == VERB_GENERATE && !strcmp(o.prompt, "In the") && o.tokens == 9 && o.temperature == 0 &&
@@ -260,26 +260,19 @@ static void test_other_verbs(void)
     options_free(&o);
     if (accepts(&o, "compare a b")) CHECK(o.max_gap < 0 && o.block_steps == 10, "defaults of compare");
     options_free(&o);
-    test_case("the options of quantize and export");
-    if (accepts(&o,
-                "quantize --input x.f32 --output x --rows 3 --cols 40 --row0 7 --blocks 16x16 --rounding stochastic "
-                "--rht --transpose --four_over_six mse --tensor_scale pow2 --seed 9"))
-        CHECK(o.verb == VERB_QUANTIZE && o.rows == 3 && o.cols == 40 && o.row0 == 7 && o.blocks == SCALE_16X16 &&
-                  o.rounding == ROUND_STOCHASTIC && o.quantize_rht && o.transpose &&
-                  o.quantize_four_over_six == FOUR_OVER_SIX_MSE && o.recipe.tensor_scale == TENSOR_SCALE_POW2 &&
-                  o.seed == 9,
-              "quantize");
-    options_free(&o);
-    if (accepts(&o, "quantize --input x.safetensors --tensor w --output x"))
-        CHECK(!strcmp(o.input, "x.safetensors") && !strcmp(o.output, "x") && !strcmp(o.tensor, "w") && !o.quantize_rht,
-              "quantize");
-    options_free(&o);
-    if (accepts(&o, "export --checkpoint c --output d --format nvfp4"))
-        CHECK(o.verb == VERB_EXPORT && !strcmp(o.output, "d") && o.format == EXPORT_NVFP4, "export");
-    options_free(&o);
     refuses("quantize --input x", "quantize needs --output");
     refuses("export --output x", "export needs --checkpoint");
     refuses("tokenize --output x", "tokenize needs --input");
+    test_case("what a resume may change");
+    CHECK(options_resume_rule("arch") == RESUME_FIXED && options_resume_rule("master") == RESUME_FIXED, "fixed");
+    CHECK(options_resume_rule("precision") == RESUME_RECIPE && options_resume_rule("switch_scope") == RESUME_RECIPE &&
+              options_resume_rule("quantize_projections") == RESUME_RECIPE &&
+              options_resume_rule("rht") == RESUME_RECIPE,
+          "recipe");
+    CHECK(options_resume_rule("lr") == RESUME_FREE && options_resume_rule("batch") == RESUME_FREE, "free");
+    CHECK(options_resume_rule("threads") == RESUME_SILENT && options_resume_rule("run_dir") == RESUME_SILENT &&
+              options_resume_rule("init_std") == RESUME_SILENT,
+          "silent");
     test_case("keys of two meanings: each verb has its own");
     if (accepts(&o, "--train_data x --rht off --four_over_six both"))
         CHECK(o.recipe.rht == RHT_OFF && o.recipe.four_over_six == FOUR_SIX_BOTH && !o.quantize_rht &&

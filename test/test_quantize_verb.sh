@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The verb quantize: its bytes against the independent quantizer in dev/reference/nvfp4.py, over inputs of every kind and
+# The verb quantize: its bytes against a second quantizer, in Python, dev/reference/nvfp4.py, over inputs of every kind and
 # every option; a worked example by hand; safetensors in F32 and BF16; what is refused, and that nothing is left then.
 # shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -153,7 +153,7 @@ tensors "$scratch/empty.safetensors" F32 0,6 /dev/null
 refused 1 "tensor w is empty" --input "$scratch/empty.safetensors" --tensor w
 head -c 60 "$scratch/f32.safetensors" >"$scratch/cut.safetensors"
 refused 1 "cut.safetensors" --input "$scratch/cut.safetensors" --tensor w
-refused 1 "check --output" "${x[@]}" --rows 4 --cols 6 --output "$scratch/no/where"
+refused 1 "No such file" "${x[@]}" --rows 4 --cols 6 --output "$scratch/no/where"
 mkdir "$scratch/q.json"
 quantize "${x[@]}" --rows 4 --cols 6
 check "a folder in the way: exit code" exits 1

@@ -227,6 +227,10 @@ static void test_refused(void)
     REFUSES("four_over_six with stochastic_rounding all", spec.four_over_six = FOUR_SIX_BOTH;
             spec.stochastic_rounding = STOCHASTIC_ALL);
     REFUSES("four_over_six with fprop bf16", spec.four_over_six = FOUR_SIX_ACTIVATIONS; spec.fprop = PRODUCT_IN_BF16);
+    REFUSES("no gradient is quantized", spec.gradient_headroom = HEADROOM_17_16;
+            spec.dgrad = spec.wgrad = PRODUCT_IN_BF16);
+    REFUSES("in BF16 from the start", spec.switch_to_bf16_at = 0.5; spec.fprop = PRODUCT_IN_BF16);
+    REFUSES("none of the 20 steps comes after it", spec.switch_to_bf16_at = 0.99; spec.steps = 20);
     refuses(recipe_defaults(PRECISION_FP32, MASTER_BF16), "master bf16 under precision fp32");
     test_case("what nvfp4 would refuse is left alone in bf16");
     RecipeSpec spec = recipe_defaults(PRECISION_BF16, MASTER_DEFAULT);

@@ -4,11 +4,12 @@
  * What went wrong elsewhere and has no test of its own, because here it cannot happen:
  *   padding tokens that distort an amax   a micro-batch is whole windows of B x T tokens, all of them trained on, and the
  *                                         padded rows of the vocabulary belong to the head, which is never quantized
- *   a weight cached in one copy only      a Linear has both views or the step dies; all recompute levels run in
- *                                         test_bits.sh
+ *   a weight cached in one copy only,     weight_prepare makes both views at once, and a product of views that do not
+ *   or one copy stale                     belong together dies; test_gpt.c follows what every op reads
  *   halves of a fused matrix with two     qkv, and gate and up, are one Linear, one Operand, one tensor scale
  *   scales but one alpha
- *   shards with different amax            a weight is quantized whole, by one call
+ *   shards with different amax, partly    a weight is quantized whole, by one call, and a block of codes is 8 bytes
+ *   written bytes, a swap done twice
  *   an amax of the wrong copy in alpha    each view keeps its scale beside its codes, and a product takes both factors
  *                                         from the views that it reads (test_layer)
  *   sizes that must be multiples of 32    none must: test_gemm.c and test_quantize.c try every edge
@@ -142,12 +143,13 @@ static void test_memory(Arch arch)
 
 static struct {
     Ops ops;
-    int call, at; /* the NaN is planted before call number `at` of the hooked operations */
+    int call, at;   /* the value is planted before call number `at` of the hooked operations */
+    uint16_t value; /* BF16 */
 } plant;
 
 static void poison(Tensor t)
 {
-    if (plant.call++ == plant.at) ((uint16_t *)t.data)[t.ld + 3] = 0x7fc0;
+    if (plant.call++ == plant.at) ((uint16_t *)t.data)[t.ld + 3] = plant.value;
 }
 
 static void plant_gradient(Operand *dy, Tensor g, Tensor dbias)
@@ -166,13 +168,14 @@ static void plant_tensor(Operand *o, Tensor x, unsigned views)
     real_ops->operand_from_tensor(o, x, views);
 }
 
-static void test_nan(Arch arch, TensorScaleMode scale, bool forward)
+static void test_not_finite(Arch arch, TensorScaleMode scale, bool forward, uint16_t value)
 {
     Model model;
     ModelSpec spec = spec_of(arch);
     char name[96];
-    snprintf(name, sizeof name, "%s, %s: NaN before any %s stops the step with the state untouched", arch_name(arch),
-             scale ? "pow2" : "amax", forward ? "attention output" : "gradient operand");
+    snprintf(name, sizeof name, "%s, %s: %s before any %s stops the step with the state untouched", arch_name(arch),
+             scale ? "pow2" : "amax", value == 0x7fc0 ? "NaN" : "Inf",
+             forward ? "attention output" : "gradient operand");
     test_case(name);
     spec.recipe.tensor_scale = scale;
     spec.recipe.bf16_last_layers = 0;
@@ -185,6 +188,7 @@ static void test_nan(Arch arch, TensorScaleMode scale, bool forward)
     }
     open_model(&model, &spec, &plant.ops);
     plant.at = -1;
+    plant.value = value;
     plant.call = 0;
     CHECK(train_step(&model, 0).finite, "finite without a NaN");
     int calls = plant.call;
@@ -426,8 +430,9 @@ int main(void)
     if (cpu_open(&real_ops, "auto", 2, &error)) die("%s", error.text);
     for (int arch = 0; arch < 3; arch++) test_memory((Arch)arch);
     for (int forward = 0; forward < 2; forward++)
-        for (int scale = 0; scale < 2; scale++)
-            test_nan(forward ? ARCH_GPT2 : ARCH_LLAMA, (TensorScaleMode)scale, forward);
+        for (int which = 0; which < 4; which++)
+            test_not_finite(forward ? ARCH_GPT2 : ARCH_LLAMA, (TensorScaleMode)(which % 2), forward,
+                            which < 2 ? 0x7fc0 : 0x7f80);
     test_layers();
     for (int arch = 0; arch < 3; arch++) test_gradients((Arch)arch);
     test_places();

@@ -2,7 +2,7 @@
  * checkpoint and fixed micro-batches, the loss and every block's weight gradient under a recipe, for many seeds of
  * stochastic rounding, against the same in FP32.
  *
- *     one_step CHECKPOINT DATA SEEDS MICRO_BATCHES "NAME|OPTIONS of train" ...
+ *     one_step CHECKPOINT DATA SEEDS MICRO_BATCHES CSV "NAME|OPTIONS of train" ...
  *
  *     error   |g - g32| / |g32|            how far one draw is off
  *     cosine  g . g32 / (|g| |g32|)        and in which direction
@@ -10,8 +10,9 @@
  *             sqrt(max(0, |mean - g32|^2 - scatter^2 / SEEDS)) / |g32|    what averaging over steps does not remove
  *     loss    loss - loss in FP32, nats per token
  *
- * Means over the weight gradients of all quantized blocks and over micro-batches; +- is the standard error over
- * micro-batches. Rows are Markdown; the first one is BF16. A recipe that draws nothing is run once a micro-batch.
+ * The table, in Markdown: means over the weight gradients of all blocks, those in BF16 too, and over micro-batches; +- is
+ * the standard error over micro-batches. CSV: a line for every recipe and gradient, means over micro-batches. A recipe
+ * that draws nothing is run once a micro-batch, and its bias is its error.
  */
 #include "checkpoint.h"
 #include "cpu/backend.h"
@@ -100,23 +101,27 @@ static void gradient_free(Gradient *g)
 }
 
 typedef struct {
-    double error, cosine, bias, loss;
+    double error, one_minus_cosine, bias;
 } Report;
 
-/* One micro-batch: `seeds` draws of g against the truth; means over the matrices. */
+/* One micro-batch: `seeds` draws of g against the truth; adds each matrix's share of the mean over `micro_batches` to
+ * each[]. Returns the mean over matrices; the mean loss in *loss. */
 static Report measure(Subject *s, Gradient *g, const Gradient *truth, const StepData *data, int64_t micro_batch,
-                      int seeds, double loss32, uint32_t at)
+                      int micro_batches, int seeds, uint32_t at, Report *each, double *loss)
 {
-    Report r = {0};
+    Report mean = {0};
     int64_t n = truth->first[truth->matrices];
-    double *sum = xcalloc((size_t)n, sizeof *sum), *squares = xcalloc((size_t)truth->matrices, sizeof *squares);
-    double *energy = xcalloc((size_t)truth->matrices, sizeof *energy);
+    double *sum = xcalloc((size_t)n, sizeof *sum);
+    struct {
+        double error, cosine, squares, energy;
+    } *m = xcalloc((size_t)truth->matrices, sizeof *m);
+    *loss = 0;
     for (int seed = 0; seed < seeds; seed++) {
         subject_gradient(s, g, data, micro_batch, (uint64_t)(1000 + seed), at);
-        r.loss += (s->loss - loss32) / seeds;
-        for (int m = 0; m < truth->matrices; m++) {
+        *loss += s->loss / seeds;
+        for (int k = 0; k < truth->matrices; k++) {
             double dd = 0, gg = 0, tt = 0, gt = 0;
-            for (int64_t i = truth->first[m]; i < truth->first[m + 1]; i++) {
+            for (int64_t i = truth->first[k]; i < truth->first[k + 1]; i++) {
                 double a = (double)g->value[i], b = (double)truth->value[i];
                 dd += (a - b) * (a - b);
                 gg += a * a;
@@ -124,36 +129,37 @@ static Report measure(Subject *s, Gradient *g, const Gradient *truth, const Step
                 gt += a * b;
                 sum[i] += a;
             }
-            squares[m] += gg;
-            energy[m] = tt;
-            r.error += sqrt(dd / tt) / seeds / truth->matrices;
-            r.cosine += gt / sqrt(gg * tt) / seeds / truth->matrices;
+            m[k].squares += gg;
+            m[k].energy = tt;
+            m[k].error += sqrt(dd / tt) / seeds;
+            m[k].cosine += gt / sqrt(gg * tt) / seeds;
         }
     }
-    for (int m = 0; m < truth->matrices; m++) {
+    for (int k = 0; k < truth->matrices; k++) {
         double off = 0, of_mean = 0;
-        for (int64_t i = truth->first[m]; i < truth->first[m + 1]; i++) {
-            double mean = sum[i] / seeds;
-            off += (mean - (double)truth->value[i]) * (mean - (double)truth->value[i]);
-            of_mean += mean * mean;
+        for (int64_t i = truth->first[k]; i < truth->first[k + 1]; i++) {
+            double average = sum[i] / seeds;
+            off += (average - (double)truth->value[i]) * (average - (double)truth->value[i]);
+            of_mean += average * average;
         }
-        double scatter = seeds > 1 ? (squares[m] - seeds * of_mean) / (seeds - 1) : 0; /* of one draw about the mean */
-        r.bias += sqrt(fmax(0, off - scatter / seeds) / energy[m]) / truth->matrices;
+        double scatter = seeds > 1 ? (m[k].squares - seeds * of_mean) / (seeds - 1) : 0; /* of one draw */
+        Report r = {m[k].error, 1 - m[k].cosine, sqrt(fmax(0, off - scatter / seeds) / m[k].energy)};
+        for (int i = 0; i < 3; i++) {
+            ((double *)&mean)[i] += ((double *)&r)[i] / truth->matrices;
+            ((double *)&each[k])[i] += ((double *)&r)[i] / micro_batches;
+        }
     }
     free(sum);
-    free(squares);
-    free(energy);
-    return r;
+    free(m);
+    return mean;
 }
 
-static void print_mean(const Report *r, int64_t n, size_t member, const char *format)
+/* Mean and standard error of n values that stand `stride` doubles apart. */
+static void print_mean(const double *value, int64_t n, int stride, const char *format)
 {
     double mean = 0, squares = 0;
-    for (int64_t i = 0; i < n; i++) mean += *(const double *)((const char *)&r[i] + member) / (double)n;
-    for (int64_t i = 0; i < n; i++) {
-        double d = *(const double *)((const char *)&r[i] + member) - mean;
-        squares += d * d;
-    }
+    for (int64_t i = 0; i < n; i++) mean += value[i * stride] / (double)n;
+    for (int64_t i = 0; i < n; i++) squares += (value[i * stride] - mean) * (value[i * stride] - mean);
     printf(format, mean, n > 1 ? sqrt(squares / (double)(n - 1) / (double)n) : NAN);
 }
 
@@ -165,67 +171,93 @@ static bool draws(const Model *model)
     return false;
 }
 
+typedef struct {
+    Gradient *exact; /* [micro_batches] in FP32 */
+    double *loss;    /* [micro_batches] */
+    StepData data;
+    int micro_batches, seeds;
+    uint32_t at;
+    FILE *csv;
+} Bench;
+
+/* One recipe: a row of the table, and its lines of the CSV. */
+static void run_recipe(const Bench *b, const char *checkpoint, const char *variant)
+{
+    Subject s;
+    const char *bar = strchr(variant, '|');
+    if (!bar) die_usage("%s: write NAME|OPTIONS", variant);
+    int width = (int)(bar - variant), matrices = b->exact[0].matrices;
+    subject_open(&s, checkpoint, bar + 1);
+    Gradient g = gradient_new(&s.model.table);
+    Report *mean = xcalloc((size_t)b->micro_batches, sizeof *mean), *each = xcalloc((size_t)matrices, sizeof *each);
+    double *gap = xcalloc((size_t)b->micro_batches, sizeof *gap);
+    for (int m = 0; m < b->micro_batches; m++) {
+        mean[m] = measure(&s, &g, &b->exact[m], &b->data, m, b->micro_batches, draws(&s.model) ? b->seeds : 1, b->at,
+                          each, &gap[m]);
+        gap[m] = 1e3 * (gap[m] - b->loss[m]);
+    }
+    printf("| %.*s ", width, variant);
+    print_mean(&mean->error, b->micro_batches, 3, "| %.4f +- %.4f ");
+    print_mean(&mean->one_minus_cosine, b->micro_batches, 3, "| %.5f +- %.5f ");
+    print_mean(&mean->bias, b->micro_batches, 3, "| %.4f +- %.4f ");
+    print_mean(gap, b->micro_batches, 1, "| %+.2f +- %.2f |\n");
+    fflush(stdout);
+    for (int i = 0, k = 0; i < s.model.table.count; i++) {
+        if (s.model.table.param[i].kind > PARAM_DOWN) continue;
+        fprintf(b->csv, "\"%.*s\",%s,%.5f,%.6f,%.5f\n", width, variant, s.model.table.param[i].name, each[k].error,
+                1 - each[k].one_minus_cosine, each[k].bias);
+        k++;
+    }
+    free(mean);
+    free(each);
+    free(gap);
+    gradient_free(&g);
+    model_close(&s.model);
+}
+
 int main(int argc, char **argv)
 {
     Error error;
-    if (argc < 6) die_usage("one_step CHECKPOINT DATA SEEDS MICRO_BATCHES \"NAME|OPTIONS\" ...");
+    if (argc < 7) die_usage("one_step CHECKPOINT DATA SEEDS MICRO_BATCHES CSV \"NAME|OPTIONS\" ...");
     const char *checkpoint = argv[1];
-    int seeds = atoi(argv[3]), micro_batches = atoi(argv[4]);
+    Bench b = {.seeds = atoi(argv[3]), .micro_batches = atoi(argv[4]), .csv = fopen(argv[5], "w")};
     RunState state;
     Json *config;
-    if (seeds < 1 || micro_batches < 1) die_usage("SEEDS and MICRO_BATCHES: at least 1");
+    if (b.seeds < 1 || b.micro_batches < 1) die_usage("SEEDS and MICRO_BATCHES: at least 1");
+    if (!b.csv) die("%s: cannot write", argv[5]);
     if (cpu_open(&ops, "auto", 0, &error)) die_usage("%s", error.text);
     if (checkpoint_verify(checkpoint, false, &state, &config, &error)) die("%s", error.text);
+    b.at = (uint32_t)state.step;
 
     Subject truth;
-    StepData data;
     subject_open(&truth, checkpoint, "--precision fp32 --master fp32");
     const ModelSpec *spec = &truth.model.spec;
     DataLoaderConfig loading = {.pattern = argv[2],
                                 .B = spec->B,
                                 .T = spec->config.T,
-                                .micro_batches = micro_batches,
+                                .micro_batches = b.micro_batches,
                                 .ranks = 1,
                                 .seed = 1,
                                 .shuffle = true,
                                 .vocab = spec->config.V};
     DataLoader *loader = dataloader_open(&loading, 0, &error);
-    if (!loader || dataloader_next(loader, &data, &error)) die("%s", error.text);
-    Gradient *exact = xcalloc((size_t)micro_batches, sizeof *exact), g = gradient_new(&truth.model.table);
-    double *loss = xcalloc((size_t)micro_batches, sizeof *loss);
-    for (int m = 0; m < micro_batches; m++) {
-        exact[m] = gradient_new(&truth.model.table);
-        subject_gradient(&truth, &exact[m], &data, m, 1, (uint32_t)state.step);
-        loss[m] = truth.loss;
+    if (!loader || dataloader_next(loader, &b.data, &error)) die("%s", error.text);
+    b.exact = xcalloc((size_t)b.micro_batches, sizeof *b.exact);
+    b.loss = xcalloc((size_t)b.micro_batches, sizeof *b.loss);
+    for (int m = 0; m < b.micro_batches; m++) {
+        b.exact[m] = gradient_new(&truth.model.table);
+        subject_gradient(&truth, &b.exact[m], &b.data, m, 1, b.at);
+        b.loss[m] = truth.loss;
     }
-    printf("%d weight gradients of %s, step %lld; %d micro-batches of %lld tokens, up to %d seeds\n\n", g.matrices,
-           checkpoint, (long long)state.step, micro_batches, (long long)(spec->B * spec->config.T), seeds);
+    printf("%d weight gradients of a run at step %lld; %d micro-batches of %lld tokens, %d seeds\n\n",
+           b.exact[0].matrices, (long long)state.step, b.micro_batches, (long long)(spec->B * spec->config.T), b.seeds);
     printf("| recipe | relative error | 1 - cosine | bias | loss - FP32 (1e-3 nats) |\n|---|---|---|---|---|\n");
-    for (int v = 5; v < argc; v++) {
-        Subject s;
-        char *bar = strchr(argv[v], '|');
-        if (!bar) die_usage("%s: write NAME|OPTIONS", argv[v]);
-        subject_open(&s, checkpoint, bar + 1);
-        Report *report = xcalloc((size_t)micro_batches, sizeof *report);
-        int times = draws(&s.model) ? seeds : 1;
-        for (int m = 0; m < micro_batches; m++) {
-            report[m] = measure(&s, &g, &exact[m], &data, m, times, loss[m], (uint32_t)state.step);
-            report[m].cosine = 1 - report[m].cosine;
-            report[m].loss *= 1e3;
-        }
-        printf("| %.*s ", (int)(bar - argv[v]), argv[v]);
-        print_mean(report, micro_batches, offsetof(Report, error), "| %.4f +- %.4f ");
-        print_mean(report, micro_batches, offsetof(Report, cosine), "| %.5f +- %.5f ");
-        print_mean(report, micro_batches, offsetof(Report, bias), "| %.4f +- %.4f ");
-        print_mean(report, micro_batches, offsetof(Report, loss), "| %+.2f +- %.2f |\n");
-        fflush(stdout);
-        free(report);
-        model_close(&s.model);
-    }
-    for (int m = 0; m < micro_batches; m++) gradient_free(&exact[m]);
-    gradient_free(&g);
-    free(exact);
-    free(loss);
+    fprintf(b.csv, "recipe,gradient,error,cosine,bias\n");
+    for (int v = 6; v < argc; v++) run_recipe(&b, checkpoint, argv[v]);
+    if (fclose(b.csv)) die("%s: cannot write", argv[5]);
+    for (int m = 0; m < b.micro_batches; m++) gradient_free(&b.exact[m]);
+    free(b.exact);
+    free(b.loss);
     dataloader_close(loader);
     model_close(&truth.model);
     json_free(config);

@@ -203,7 +203,7 @@ class Tensor:
                 self.count(x, y, self.value(self.codes[r][c], byte))
 
     def count(self, x: float, y: float, value: float) -> None:
-        self.statistics["zeroed"] += x != 0 and value == 0
+        self.statistics["zeroed"] += math.isfinite(x) and x != 0 and value == 0
         self.statistics["saturated"] += abs(y) > 6
         self.statistics["nan"] += math.isnan(x)
         self.statistics["inf"] += math.isinf(x)

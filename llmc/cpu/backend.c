@@ -113,7 +113,7 @@ static size_t source_bytes(const Need *need)
     return need->weight_rows ? (size_t)(need->N * need->cols) * sizeof(uint16_t) : 0;
 }
 
-static size_t block_scales_bytes(const Need *need)
+static size_t pending_scales_bytes(const Need *need)
 {
     size_t blocks = (size_t)(quantized_rows(need) * ceil_div(need->cols, NVFP4_BLOCK));
     return need->weight_rows ? 2 * blocks * sizeof(uint16_t) : 0;
@@ -136,7 +136,7 @@ static size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 static size_t cpu_workspace_bytes(const Need *need)
 {
     return aligned(gemm_workspace_bytes(cpu.gemm, cpu.threads)) + aligned(partial_bytes(need)) +
-           aligned(sorted_bytes(need)) + aligned(source_bytes(need)) + aligned(block_scales_bytes(need)) +
+           aligned(sorted_bytes(need)) + aligned(source_bytes(need)) + aligned(pending_scales_bytes(need)) +
            aligned(tile_stats_bytes(need)) + (size_t)cpu.threads * open_table()->attention_bytes(need, cpu.gemm);
 }
 
@@ -151,8 +151,8 @@ static void cpu_workspace_set(void *memory, const Need *need)
     p += aligned(sorted_bytes(need));
     cpu.source = (uint16_t *)p;
     p += aligned(source_bytes(need));
-    cpu.block_scales = (uint16_t *)p;
-    p += aligned(block_scales_bytes(need));
+    cpu.pending_scales = (uint16_t *)p;
+    p += aligned(pending_scales_bytes(need));
     cpu.tile_stats = (QuantStats *)p;
     p += aligned(tile_stats_bytes(need));
     cpu.attention = p;
@@ -289,6 +289,7 @@ int cpu_open(const Ops **out, const char *isa, int64_t threads, Error *error)
 #else
     cpu.threads = 1;
 #endif
+    gemm_fill_e4m3();
     ops_isa = ISAS[i].name;
     cpu.gemm[DTYPE_FP32] = *ISAS[i].table->gemm[DTYPE_FP32];
     cpu.gemm[DTYPE_BF16] = *ISAS[i].table->gemm[DTYPE_BF16];

@@ -29,13 +29,13 @@ typedef struct {
     GemmKernel gemm[2]; /* by DTYPE_FP32, DTYPE_BF16 */
     GemmWorkspace workspace;
     ProductCounts counts;
-    QuantStats *measure;    /* [layers][OPERAND_ROLES] of the caller, or NULL */
-    float *partial;         /* [ceil(N / SUM_ROWS)][2][cols]: partial sums over tokens */
-    int32_t *sorted;        /* [Vp + 1 + N]: embedding_backward's counting sort */
-    uint16_t *source;       /* [N][cols] BF16: what an op computed and quantizes; within the op only */
-    uint16_t *block_scales; /* [2][blocks]: of a row and a column view in pow2 mode, before the tensor's scale */
-    QuantStats *tile_stats; /* [ceil(rows / 16)] */
-    char *attention;        /* [threads] pieces of attention_bytes */
+    QuantStats *measure;      /* [layers][OPERAND_ROLES] of the caller, or NULL */
+    float *partial;           /* [ceil(N / SUM_ROWS)][2][cols]: partial sums over tokens */
+    int32_t *sorted;          /* [Vp + 1 + N]: embedding_backward's counting sort */
+    uint16_t *source;         /* [N][cols] BF16: what an op computed and quantizes; within the op only */
+    uint16_t *pending_scales; /* [2][blocks]: of a row and a column view in pow2 mode, before the tensor's scale */
+    QuantStats *tile_stats;   /* [ceil(rows / 16)] */
+    char *attention;          /* [threads] pieces of attention_bytes */
     size_t attention_bytes;
 } CpuState;
 
@@ -115,7 +115,7 @@ size_t attention_workspace_bytes(const Need *need, const GemmKernel gemm[2]);
 /* The asked views of `o` that are NVFP4, from src [rows, cols]; FP32 is rounded to BF16 first. seed, step and row0, the
  * first row's number in the global batch (0 for weights), place stochastic rounding. */
 #define quantize_operand ISA_NAME(quantize_operand)
-void quantize_operand(Operand *o, unsigned views, Tensor src, uint64_t seed, uint32_t step, uint32_t row0);
+void quantize_operand(Operand *o, unsigned views, Tensor src, uint64_t seed, uint32_t step, int64_t row0);
 
 extern const GemmKernel ISA_NAME(gemm_kernel_fp32), ISA_NAME(gemm_kernel_bf16);
 

@@ -5,14 +5,12 @@
 #include <omp.h>
 #endif
 
-#define E4M3_EIGHT(first, unit)                                                                                        \
-    (first) * unit, ((first) + 1) * unit, ((first) + 2) * unit, ((first) + 3) * unit, ((first) + 4) * unit,            \
-        ((first) + 5) * unit, ((first) + 6) * unit, ((first) + 7) * unit
-const float gemm_e4m3[128] = {
-    E4M3_EIGHT(0, 0x1p-9f), E4M3_EIGHT(8, 0x1p-9f), E4M3_EIGHT(8, 0x1p-8f), E4M3_EIGHT(8, 0x1p-7f),
-    E4M3_EIGHT(8, 0x1p-6f), E4M3_EIGHT(8, 0x1p-5f), E4M3_EIGHT(8, 0x1p-4f), E4M3_EIGHT(8, 0x1p-3f),
-    E4M3_EIGHT(8, 0x1p-2f), E4M3_EIGHT(8, 0x1p-1f), E4M3_EIGHT(8, 0x1p0f),  E4M3_EIGHT(8, 0x1p1f),
-    E4M3_EIGHT(8, 0x1p2f),  E4M3_EIGHT(8, 0x1p3f),  E4M3_EIGHT(8, 0x1p4f),  E4M3_EIGHT(8, 0x1p5f)};
+float gemm_e4m3[128];
+
+void gemm_fill_e4m3(void)
+{
+    for (int b = 0; b < 128; b++) gemm_e4m3[b] = e4m3_to_f32((uint8_t)b);
+}
 
 enum { C_LD = GEMM_PANEL_COLS + 16, MAX_TILE = 64 }; /* + 16: consecutive rows of C do not share cache sets */
 

@@ -77,7 +77,8 @@ typedef struct {
 
 extern const GemmKernel gemm_kernel_amx; /* gemm_amx.c: packs and multiplies; store is the AVX-512 kernel's */
 
-extern const float gemm_e4m3[128]; /* value of an E4M3 block scale, which is never negative */
+extern float gemm_e4m3[128]; /* value of an E4M3 block scale, which is never negative */
+void gemm_fill_e4m3(void);   /* once, before the first product in NVFP4 */
 
 enum { GEMM_SUPER_ROWS = 2048, GEMM_PANEL_COLS = 512, GEMM_SLICE_K = 4096 };
 

@@ -54,8 +54,7 @@ static void store_targets(const Targets *t, int64_t r, int64_t c, int64_t col0, 
 
 static void quantize_targets(Operand *o, const Targets *t, unsigned views)
 {
-    if (t->quantize.data)
-        quantize_operand(o, views, t->quantize, cpu.step.seed, cpu.step.step, (uint32_t)(cpu.row0 + o->row0));
+    if (t->quantize.data) quantize_operand(o, views, t->quantize, cpu.step.seed, cpu.step.step, cpu.row0 + o->row0);
 }
 
 void cpu_operand_from_tensor(Operand *o, Tensor x, unsigned views)
@@ -220,15 +219,17 @@ typedef struct { /* one operand of a product */
 /* out (+)= the product of both factors; counts it. */
 static void product(int kind, Factor a, Factor b, GemmOutput out)
 {
-    Format format = a.view->format.format;
-    if (format != b.view->format.format)
-        die("matrix product of two formats: %d and %d; this is a bug", format, b.view->format.format);
+    const ViewFormat *fa = &a.view->format, *fb = &b.view->format;
+    Format format = fa->format;
+    if (format != fb->format || fa->rht != fb->rht || fa->nvfp4.tensor_scale != fb->nvfp4.tensor_scale)
+        die("matrix product of operands that do not belong together: formats %d and %d; this is a bug", format,
+            fb->format);
     int64_t M = a.k_contiguous ? a.o->rows : a.o->cols, N = b.k_contiguous ? b.o->rows : b.o->cols;
     int64_t K = a.k_contiguous ? a.o->cols : a.o->rows;
     GemmInput in_a = input_of(a.o, a.view, a.k_contiguous), in_b = input_of(b.o, b.view, b.k_contiguous);
-    out.alpha = format == FORMAT_NVFP4 ? nvfp4_alpha(*a.view->tensor_scale, &a.view->format.nvfp4,
-                                                     *b.view->tensor_scale, &b.view->format.nvfp4)
-                                       : 1.0f;
+    out.alpha = 1;
+    if (format == FORMAT_NVFP4)
+        out.alpha = nvfp4_alpha(*a.view->tensor_scale, &fa->nvfp4, *b.view->tensor_scale, &fb->nvfp4);
     gemm(&cpu.gemm[in_a.dtype], &cpu.workspace, M, N, K, in_a, in_b, out);
     cpu.counts.count[kind][format]++;
 }

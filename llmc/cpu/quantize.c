@@ -20,12 +20,14 @@ typedef struct {
     View *view;
     const ViewFormat *format;
     bool col;
+    int64_t rows, cols; /* of the source */
     int64_t row_blocks; /* blocks of one row (row view), or of one group of 16 rows (column view) */
     int64_t blocks;     /* of the whole view */
     Nvfp4Scale scale;
     uint64_t seed;
-    uint32_t row0, step, place; /* Philox: first row or block column of the tokens, step, layer and role */
-    uint16_t *late;             /* block scales that wait for the tensor's; NULL: it is known */
+    int64_t row0;         /* of the first row, in the global batch */
+    uint32_t step, place; /* Philox: step, layer and role */
+    uint16_t *pending;    /* block scales that wait for the tensor's; NULL: it is known */
 } Quantizer;
 
 /* ---- 16 numbers at once ---- */
@@ -101,35 +103,29 @@ static inline v16 block_scale(const Quantizer *q, v16 amax, v16u *scale)
     v16u bits = v16u_bits(v16_min(v16_mul(amax, v16_set1(1.0f / 6.0f)), v16_set1(0x1.ep127f)));
     bits = v16u_add(v16u_add(bits, v16u_set1(0x7ffff)), v16u_and(v16u_right(bits, 20), v16u_set1(1)));
     v16 rounded = v16_of_bits(v16u_and(bits, v16u_set1(0xfff00000)));
-    *scale = q->late ? v16u_right(v16u_bits(rounded), 16)
-                     : e4m3_nearest(v16_mul(rounded, v16_set1(q->scale.encode)), &value);
+    *scale = q->pending ? v16u_right(v16u_bits(rounded), 16)
+                        : e4m3_nearest(v16_mul(rounded, v16_set1(q->scale.encode)), &value);
     return encode_scale(rounded, 1.0f);
+}
+
+/* Code i of every block. */
+static inline void put_code(Blocks *b, int i, v16u code)
+{
+    v16u *half = i < 8 ? &b->low : &b->high, shifted = v16u_left(code, 4 * (i % 8));
+    *half = i % 8 ? v16u_or(*half, shifted) : shifted;
 }
 
 static inline void encode_nearest(Blocks *b, const v16 x[16], v16 encode)
 {
-    b->low = b->high = v16u_set1(0);
-    UNROLL for (int i = 0; i < 8; i++)
-    {
-        b->low = v16u_or(b->low, v16u_left(e2m1_nearest(v16_mul(x[i], encode), NULL), 4 * i));
-        b->high = v16u_or(b->high, v16u_left(e2m1_nearest(v16_mul(x[8 + i], encode), NULL), 4 * i));
-    }
-}
-
-static inline v16u random_byte(const v16u random[4], int i)
-{
-    return v16u_and(v16u_right(random[i / 4], 8 * (i % 4)), v16u_set1(0xff));
+    UNROLL for (int i = 0; i < 16; i++) put_code(b, i, e2m1_nearest(v16_mul(x[i], encode), NULL));
 }
 
 static inline void encode_stochastic(Blocks *b, const v16 x[16], v16 encode, const v16u random[4])
 {
-    b->low = b->high = v16u_set1(0);
-    UNROLL for (int i = 0; i < 8; i++)
+    UNROLL for (int i = 0; i < 16; i++)
     {
-        v16u low = e2m1_stochastic(v16_mul(x[i], encode), random_byte(random, i));
-        v16u high = e2m1_stochastic(v16_mul(x[8 + i], encode), random_byte(random, 8 + i));
-        b->low = v16u_or(b->low, v16u_left(low, 4 * i));
-        b->high = v16u_or(b->high, v16u_left(high, 4 * i));
+        v16u random8 = v16u_and(v16u_right(random[i / 4], 8 * (i % 4)), v16u_set1(0xff));
+        put_code(b, i, e2m1_stochastic(v16_mul(x[i], encode), random8));
     }
 }
 
@@ -138,11 +134,10 @@ static v16 try_4_6(const Quantizer *q, Blocks *b, const v16 x[16], v16 scale_to)
 {
     v16 value, scale, sum = v16_set1(0);
     b->scale = e4m3_nearest(scale_to, &scale);
-    b->low = b->high = v16u_set1(0);
     v16 encode = encode_scale(scale, q->scale.decode), amax = v16_set1(q->scale.amax), unit = v16_set1(6.0f * 256.0f);
-    for (int i = 0; i < 16; i++) {
-        v16u code = e2m1_nearest(v16_mul(x[i], encode), &value), *half = i < 8 ? &b->low : &b->high;
-        *half = v16u_or(*half, v16u_left(code, 4 * (i % 8)));
+    UNROLL for (int i = 0; i < 16; i++)
+    {
+        put_code(b, i, e2m1_nearest(v16_mul(x[i], encode), &value));
         v16 error = v16_sub(v16_div(v16_mul(v16_mul(value, scale), amax), unit), x[i]);
         sum = v16_add(sum,
                       q->format->nvfp4.four_over_six == FOUR_OVER_SIX_MSE ? v16_mul(error, error) : v16_abs(error));
@@ -227,8 +222,8 @@ static inline void store_scales(const Quantizer *q, int64_t block, const uint32_
                                 int64_t count)
 {
     for (int64_t i = 0; i < count; i++, block += stride) {
-        if (q->late)
-            q->late[block] = (uint16_t)scale[i];
+        if (q->pending)
+            q->pending[block] = (uint16_t)scale[i];
         else
             q->view->block_scale[block] = (uint8_t)scale[i];
     }
@@ -240,7 +235,7 @@ static inline void store_blocks(const Quantizer *q, const Blocks *b, int64_t blo
     uint8_t *codes = q->view->data;
     uint32_t scale[16];
     char pairs[128];
-    if (stride == 1 && count == 16 && !q->late) {
+    if (stride == 1 && count == 16 && !q->pending) {
         v16u_store_pairs(codes + 8 * block, b->low, b->high);
         v16u_store_bytes(q->view->block_scale + block, b->scale);
         return;
@@ -251,83 +246,90 @@ static inline void store_blocks(const Quantizer *q, const Blocks *b, int64_t blo
     store_scales(q, block, scale, stride, count);
 }
 
-/* Both return magnitudes whose largest is the tile's. */
-static inline v16 quantize_col_tile(const Quantizer *q, const v16 tile[16], int64_t group, int64_t c0, int64_t cols)
+/* What a thread has seen of one view: in each lane the largest magnitude, NaN passed over, and the largest bits of any. */
+typedef struct {
+    v16 amax;
+    v16u bits;
+} Seen;
+
+/* Returns the largest magnitude of each lane. */
+static inline v16 look(Seen *seen, const v16 x[16])
+{
+    v16 amax = tile_amax(x);
+    seen->amax = v16_max(amax, seen->amax);
+    UNROLL for (int i = 0; i < 16; i++) seen->bits = v16u_max(v16u_bits(v16_abs(x[i])), seen->bits);
+    return amax;
+}
+
+/* One view's part of a tile: looks at it, and with `encode` quantizes it. */
+static inline void do_tile(const Quantizer *q, Seen *seen, const v16 tile[16], int64_t r0, int64_t c0, bool encode)
 {
     v16 x[16];
     Blocks b;
     memcpy(x, tile, sizeof x);
     if (q->format->rht) tile_rht(x);
-    v16 amax = tile_amax(x);
-    quantize_blocks(q, &b, x, amax, (uint32_t)c0, q->row0 / 16 + (uint32_t)group);
-    store_blocks(q, &b, group * q->row_blocks + c0, 1, min_i64(16, cols - c0));
-    return amax;
-}
-
-static inline v16 quantize_row_tile(const Quantizer *q, const v16 tile[16], int64_t r0, int64_t c0, int64_t rows)
-{
-    v16 x[16];
-    Blocks b;
-    memcpy(x, tile, sizeof x);
-    v16_transpose(x);
-    v16 amax = tile_amax(x);
+    if (encode && !q->col) v16_transpose(x);
+    v16 amax = look(seen, x);
+    if (!encode) return;
     if (q->format->nvfp4.block == SCALE_16X16) amax = v16_set1(v16_largest(amax));
-    quantize_blocks(q, &b, x, amax, q->row0 + (uint32_t)r0, (uint32_t)(c0 / 16));
-    store_blocks(q, &b, r0 * q->row_blocks + c0 / 16, q->row_blocks, min_i64(16, rows - r0));
-    return amax;
+    if (q->col) {
+        quantize_blocks(q, &b, x, amax, (uint32_t)c0, (uint32_t)((q->row0 + r0) / 16));
+        store_blocks(q, &b, r0 / 16 * q->row_blocks + c0, 1, min_i64(16, q->cols - c0));
+    } else {
+        quantize_blocks(q, &b, x, amax, (uint32_t)(q->row0 + r0), (uint32_t)(c0 / 16));
+        store_blocks(q, &b, r0 * q->row_blocks + c0 / 16, q->row_blocks, min_i64(16, q->rows - r0));
+    }
 }
 
 /* ---- a whole operand ---- */
 
-typedef struct {
-    float amax[2]; /* of each view, NaN passed over */
-    bool has_nan;
+typedef struct { /* of one view, after its transform */
+    float amax;  /* NaN passed over */
+    int has_nan;
 } Magnitude;
 
-/* One pass over the source: with `encode` codes and block scales, else only magnitudes. */
-static Magnitude pass(const Quantizer *q, int count, Tensor src, bool encode)
+static void add_seen(Magnitude *m, const Seen *seen)
 {
-    float most0 = 0, most1 = 0;
-    int has_nan = 0;
-#pragma omp parallel for schedule(static) num_threads(cpu.threads) reduction(max : most0, most1) reduction(| : has_nan)
-    for (int64_t r0 = 0; r0 < src.rows; r0 += 16) {
-        v16 tile[16], largest[2] = {v16_set1(0), v16_set1(0)};
-        v16u top = v16u_set1(0);
-        for (int64_t c0 = 0; c0 < src.cols; c0 += 16) {
-            load_tile(tile, src, r0, c0);
-            UNROLL for (int i = 0; i < 16; i++) top = v16u_max(v16u_bits(v16_abs(tile[i])), top);
-            for (int i = 0; i < count; i++) {
-                v16 of_tile;
-                if (encode && q[i].col) {
-                    of_tile = quantize_col_tile(&q[i], tile, r0 / 16, c0, src.cols);
-                } else if (encode) {
-                    of_tile = quantize_row_tile(&q[i], tile, r0, c0, src.rows);
-                } else {
-                    v16 x[16];
-                    memcpy(x, tile, sizeof x);
-                    if (q[i].format->rht) tile_rht(x);
-                    of_tile = tile_amax(x);
-                }
-                largest[i] = v16_max(of_tile, largest[i]);
+    uint32_t bits[16];
+    float amax = v16_largest(seen->amax);
+    v16u_store(bits, seen->bits);
+    m->amax = amax > m->amax ? amax : m->amax;
+    for (int i = 0; i < 16; i++) m->has_nan |= bits[i] > 0x7f800000u;
+}
+
+/* One pass over the source: the magnitudes of every view, and with `encode` its codes and block scales. */
+static void do_source(const Quantizer *q, int count, Tensor src, bool encode, Magnitude m[2])
+{
+    Magnitude all[2] = {{0, 0}, {0, 0}};
+#pragma omp parallel num_threads(cpu.threads)
+    {
+        Magnitude own[2] = {{0, 0}, {0, 0}};
+#pragma omp for schedule(static)
+        for (int64_t r0 = 0; r0 < src.rows; r0 += 16) {
+            v16 tile[16];
+            Seen seen[2] = {{v16_set1(0), v16u_set1(0)}, {v16_set1(0), v16u_set1(0)}};
+            for (int64_t c0 = 0; c0 < src.cols; c0 += 16) {
+                load_tile(tile, src, r0, c0);
+                for (int i = 0; i < count; i++) do_tile(&q[i], &seen[i], tile, r0, c0, encode);
             }
+            for (int i = 0; i < count; i++) add_seen(&own[i], &seen[i]);
         }
-        float of_rows[2] = {v16_largest(largest[0]), v16_largest(largest[1])};
-        most0 = of_rows[0] > most0 ? of_rows[0] : most0;
-        most1 = of_rows[1] > most1 ? of_rows[1] : most1;
-        uint32_t bits[16];
-        v16u_store(bits, top);
-        for (int i = 0; i < 16; i++) has_nan |= bits[i] > 0x7f800000u;
+#pragma omp critical
+        for (int i = 0; i < count; i++) {
+            all[i].amax = own[i].amax > all[i].amax ? own[i].amax : all[i].amax;
+            all[i].has_nan |= own[i].has_nan;
+        }
     }
-    return (Magnitude){{most0, most1}, has_nan};
+    memcpy(m, all, sizeof all);
 }
 
 /* The block scales that waited, in E4M3. */
-static void finish_late(const Quantizer *q)
+static void finish_pending(const Quantizer *q)
 {
     int64_t blocks = q->blocks;
 #pragma omp parallel for schedule(static) num_threads(cpu.threads)
     for (int64_t b = 0; b < blocks; b += 16) {
-        v16 value, rounded = v16_load_row(q->late, DTYPE_BF16, b, blocks, 0);
+        v16 value, rounded = v16_load_row(q->pending, DTYPE_BF16, b, blocks, 0);
         uint32_t scale[16];
         v16u_store(scale, e4m3_nearest(v16_mul(rounded, v16_set1(q->scale.encode)), &value));
         for (int64_t i = 0; i < min_i64(16, blocks - b); i++) q->view->block_scale[b + i] = (uint8_t)scale[i];
@@ -400,7 +402,7 @@ static void measure(const Quantizer *q, Tensor src, int layer)
 static int quantizers(Quantizer q[2], Operand *o, unsigned views)
 {
     int count = 0;
-    uint16_t *late = cpu.block_scales;
+    uint16_t *pending = cpu.pending_scales;
     for (int col = 0; col < 2; col++) {
         View *view = col ? &o->col : &o->row;
         if (!(views & (col ? VIEW_COL : VIEW_ROW)) || view->format.format != FORMAT_NVFP4) continue;
@@ -409,34 +411,36 @@ static int quantizers(Quantizer q[2], Operand *o, unsigned views)
         *next = (Quantizer){.view = view,
                             .format = &view->format,
                             .col = col,
+                            .rows = o->rows,
+                            .cols = o->cols,
                             .row_blocks = col ? o->cols : ceil_div(o->cols, 16),
                             .place = (uint32_t)o->layer << 16 | (uint32_t)view->format.role << 8};
         next->blocks = next->row_blocks * (col ? ceil_div(o->rows, 16) : o->rows);
-        if (view->format.nvfp4.tensor_scale == TENSOR_SCALE_POW2) next->late = late;
-        late += next->blocks;
+        if (view->format.nvfp4.tensor_scale == TENSOR_SCALE_POW2) next->pending = pending;
+        pending += next->blocks;
     }
     return count;
 }
 
-void quantize_operand(Operand *o, unsigned views, Tensor src, uint64_t seed, uint32_t step, uint32_t row0)
+void quantize_operand(Operand *o, unsigned views, Tensor src, uint64_t seed, uint32_t step, int64_t row0)
 {
     Quantizer q[2];
-    Magnitude m = {0};
+    Magnitude m[2] = {{0, 0}, {0, 0}};
     int count = quantizers(q, o, views);
     if (!count) return;
-    bool late = q[0].late; /* the scale mode is one for all */
-    if (!late) m = pass(q, count, src, false);
+    bool pending = q[0].pending; /* the scale mode is one for all */
+    if (!pending) do_source(q, count, src, false, m);
     for (int i = 0; i < count; i++) {
         q[i].seed = seed;
         q[i].step = step;
         q[i].row0 = row0;
-        q[i].scale = nvfp4_scale(m.amax[i], m.has_nan, &q[i].format->nvfp4);
+        q[i].scale = nvfp4_scale(m[i].amax, m[i].has_nan, &q[i].format->nvfp4);
     }
-    Magnitude seen = pass(q, count, src, true);
+    do_source(q, count, src, true, m);
     for (int i = 0; i < count; i++) {
-        if (late) {
-            q[i].scale = nvfp4_scale(seen.amax[i], seen.has_nan, &q[i].format->nvfp4);
-            finish_late(&q[i]);
+        if (pending) {
+            q[i].scale = nvfp4_scale(m[i].amax, m[i].has_nan, &q[i].format->nvfp4);
+            finish_pending(&q[i]);
         }
         *q[i].view->tensor_scale = q[i].scale.stored;
         if (cpu.measure) measure(&q[i], src, o->layer);

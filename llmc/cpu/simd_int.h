@@ -134,23 +134,23 @@ static inline void v8_transpose(__m256 r[8])
     }
     UNROLL for (int i = 0; i < 8; i++) r[i] = t[i];
 }
-static inline void v16_transpose(v16 row[16])
+static inline void v16_transpose(v16 row[16]) /* four quarters; those off the diagonal change places */
 {
-    __m256 quarter[8];
-    v16 out[16];
-    UNROLL for (int i = 0; i < 8; i++) quarter[i] = row[i].low;
-    v8_transpose(quarter);
-    UNROLL for (int i = 0; i < 8; i++) out[i].low = quarter[i];
-    UNROLL for (int i = 0; i < 8; i++) quarter[i] = row[8 + i].low;
-    v8_transpose(quarter);
-    UNROLL for (int i = 0; i < 8; i++) out[i].high = quarter[i];
-    UNROLL for (int i = 0; i < 8; i++) quarter[i] = row[i].high;
-    v8_transpose(quarter);
-    UNROLL for (int i = 0; i < 8; i++) out[8 + i].low = quarter[i];
-    UNROLL for (int i = 0; i < 8; i++) quarter[i] = row[8 + i].high;
-    v8_transpose(quarter);
-    UNROLL for (int i = 0; i < 8; i++) out[8 + i].high = quarter[i];
-    UNROLL for (int i = 0; i < 16; i++) row[i] = out[i];
+    __m256 low[2][8], high[2][8]; /* of rows 0-7 and 8-15 */
+    UNROLL for (int i = 0; i < 16; i++)
+    {
+        low[i / 8][i % 8] = row[i].low;
+        high[i / 8][i % 8] = row[i].high;
+    }
+    for (int half = 0; half < 2; half++) {
+        v8_transpose(low[half]);
+        v8_transpose(high[half]);
+    }
+    UNROLL for (int i = 0; i < 8; i++)
+    {
+        row[i] = v16_of(low[0][i], low[1][i]);
+        row[8 + i] = v16_of(high[0][i], high[1][i]);
+    }
 }
 
 #else
