@@ -78,6 +78,12 @@ static int64_t block_of(const GemmInput *in, int64_t i, int64_t k, int64_t *plac
     return in->k_contiguous ? i * in->ld + k / 16 * in->ld_block : k * in->ld + i / 16;
 }
 
+static uint8_t fp4_scale_byte(const GemmInput *in, int64_t i, int64_t k)
+{
+    int64_t row = in->k_contiguous ? i : k, column = in->k_contiguous ? k / 16 * in->ld_block : i / 16;
+    return in->block_scale[(in->scale_shift ? row / 16 : row) * in->ld + column];
+}
+
 static int fp4_code(const GemmInput *in, int64_t block, int64_t place)
 {
     return ((const uint8_t *)in->data)[8 * block + place / 2] >> 4 * (place % 2) & 15;
@@ -87,7 +93,7 @@ static float element(const GemmInput *in, int64_t i, int64_t k)
 {
     if (in->block_scale) {
         int64_t place, block = block_of(in, i, k, &place);
-        return e2m1_to_f32((uint8_t)fp4_code(in, block, place)) * e4m3_to_f32(in->block_scale[block]);
+        return e2m1_to_f32((uint8_t)fp4_code(in, block, place)) * e4m3_to_f32(fp4_scale_byte(in, i, k));
     }
     int64_t at = in->k_contiguous ? i * in->ld + k : k * in->ld + i;
     return in->dtype == DTYPE_BF16 ? bf16_to_f32(((const uint16_t *)in->data)[at]) : ((const float *)in->data)[at];
@@ -199,12 +205,14 @@ typedef enum { ALL_SIZES, EXTREME, CANCELLING } Fp4Class;
 /* n rows of K, in one of the layouts. */
 static GemmInput fp4_input(Layout layout, int64_t n, int64_t K, Fp4Class class)
 {
-    int64_t blocks = layout == ACROSS ? K * ceil_div(n, 16) : n * ceil_div(K, 16);
+    bool square = layout == ACROSS || (layout == BY_ROW && random_bits() & 1); /* 16 rows share a scale */
+    int64_t rows = layout == ACROSS ? K : n, columns = ceil_div(layout == ACROSS ? n : K, 16), blocks = rows * columns;
     uint8_t *codes = xcalloc((size_t)blocks, 8), *scales = xmalloc((size_t)blocks);
     static const uint8_t EDGE[] = {0x00, 0x01, 0x07, 0x08, 0x7e, 0x7d};
     GemmInput in = {.data = codes, .dtype = DTYPE_BF16, .block_scale = scales, .k_contiguous = layout != ACROSS};
     in.ld = layout == BY_ROW ? ceil_div(K, 16) : layout == BY_COL ? 1 : ceil_div(n, 16);
     in.ld_block = layout == BY_ROW ? 1 : n;
+    in.scale_shift = square ? 4 : 0;
     for (int64_t b = 0; b < blocks; b++)
         scales[b] = class == CANCELLING                          ? 0x7e
                     : class == EXTREME && random_bits() % 4 == 0 ? EDGE[random_bits() % 6]
@@ -233,7 +241,7 @@ static void exact_sum(const GemmInput *a, const GemmInput *b, int64_t i, int64_t
             const GemmInput *in = side ? b : a;
             int64_t block = block_of(in, side ? j : i, k, &place);
             int code = fp4_code(in, block, place);
-            term *= (int64_t)(e4m3_to_f32(in->block_scale[block]) * 512) *
+            term *= (int64_t)(e4m3_to_f32(fp4_scale_byte(in, side ? j : i, k)) * 512) *
                     (code & 8 ? -HALVES[code & 7] : HALVES[code & 7]);
         }
         *sum += term;

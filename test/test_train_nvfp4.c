@@ -133,7 +133,7 @@ static void test_memory(Arch arch)
         const Param *p = &model.table.param[i];
         size_t elements = (size_t)(p->rows_padded * p->cols);
         if (p->kind > PARAM_DOWN) continue;
-        CHECK(model.zero.shard[i].prepared_bytes == (p->layer == 2 ? 0 : aligned(elements * 9 / 16 + 4)),
+        CHECK(model.zero.shard[i].prepared_bytes == (p->layer == 2 ? 0 : aligned(elements / 2 + elements / 256 + 4)),
               "%s: one copy in 4 bits beside the master, %zu bytes", p->name, model.zero.shard[i].prepared_bytes);
     }
     model_close(&model);

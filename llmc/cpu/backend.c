@@ -210,8 +210,8 @@ static void cpu_begin_step(const Step *step) { cpu.step = *step; }
 
 static void cpu_begin_micro_step(int64_t row0) { cpu.row0 = row0; }
 
-/* An NVFP4 view: | codes, 8 bytes a block | tensor scale, 4 bytes | block scales, 1 byte a block |. Blocks of a row view
- * stand by rows; those of a column view, each 16 rows of one column, by groups of 16 rows. */
+/* An NVFP4 view: | codes, 8 bytes a block | tensor scale, 4 bytes | block scales, 1 byte a block, or a 16 x 16 block |.
+ * Blocks of a row view stand by rows; those of a column view, each 16 rows of one column, by groups of 16 rows. */
 static int64_t view_blocks(unsigned view, int64_t rows, int64_t cols)
 {
     return view == VIEW_ROW ? rows * ceil_div(cols, NVFP4_BLOCK) : ceil_div(rows, NVFP4_BLOCK) * cols;
@@ -220,7 +220,10 @@ static int64_t view_blocks(unsigned view, int64_t rows, int64_t cols)
 static size_t cpu_view_bytes(const ViewFormat *format, unsigned view, int64_t rows, int64_t cols)
 {
     if (format->format == FORMAT_NONE) return 0;
-    if (format->format == FORMAT_NVFP4) return (size_t)view_blocks(view, rows, cols) * 9 + sizeof(float);
+    if (format->format == FORMAT_NVFP4) {
+        int64_t scale_rows = format->nvfp4.block == SCALE_16X16 ? ceil_div(rows, NVFP4_BLOCK) : rows;
+        return (size_t)(view_blocks(view, rows, cols) * 8 + view_blocks(view, scale_rows, cols)) + sizeof(float);
+    }
     return (size_t)(rows * cols) * dtype_bytes(format->format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16);
 }
 

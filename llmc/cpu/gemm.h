@@ -39,7 +39,8 @@ C_BEGIN
  *
  * With block_scale it is NVFP4: codes, 8 bytes a block of 16, whose values are code x block scale, each exact in BF16;
  * dtype is BF16. Element (i, k) is in block i * ld + k / 16 * ld_block, at k % 16, when k is contiguous; else in block
- * k * ld + i / 16, at i % 16. The scale of a block has its number. */
+ * k * ld + i / 16, at i % 16. The scale of a block has its number; where 16 rows share one (scale_shift 4), the first
+ * factor, i or k, counts by 16. */
 typedef struct {
     const void *data;
     DType dtype;
@@ -47,6 +48,7 @@ typedef struct {
     bool k_contiguous;
     const uint8_t *block_scale; /* NULL: plain */
     int64_t ld_block;
+    int scale_shift; /* 0 or 4 */
 } GemmInput;
 
 /* The result: out[i, j] = round(alpha c + bias[j]), or out[i, j] += alpha c (FP32). Each operation rounds once; alpha 1

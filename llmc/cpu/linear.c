@@ -207,6 +207,7 @@ static GemmInput input_of(const Operand *o, const View *v, bool k_contiguous)
     in.k_contiguous = !across;
     in.ld = k_contiguous || across ? row_blocks : 1;
     in.ld_block = k_contiguous ? 1 : o->cols;
+    in.scale_shift = v->format.nvfp4.block == SCALE_16X16 ? 4 : 0;
     return in;
 }
 

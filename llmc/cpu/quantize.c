@@ -22,7 +22,7 @@ typedef struct {
     bool col;
     int64_t rows, cols; /* of the source */
     int64_t row_blocks; /* blocks of one row (row view), or of one group of 16 rows (column view) */
-    int64_t blocks;     /* of the whole view */
+    int64_t scales;     /* of the whole view */
     Nvfp4Scale scale;
     uint64_t seed;
     int64_t row0;         /* of the first row, in the global batch */
@@ -218,24 +218,26 @@ static inline void tile_rht(v16 x[16])
     UNROLL for (int i = 0; i < 16; i++) x[i] = v16_round_bf16(x[i]);
 }
 
-static inline void store_scales(const Quantizer *q, int64_t block, const uint32_t scale[16], int64_t stride,
-                                int64_t count)
+static inline void store_scales(const Quantizer *q, int64_t at, const uint32_t scale[16], int64_t stride, int64_t count)
 {
-    for (int64_t i = 0; i < count; i++, block += stride) {
+    for (int64_t i = 0; i < count; i++, at += stride) {
         if (q->pending)
-            q->pending[block] = (uint16_t)scale[i];
+            q->pending[at] = (uint16_t)scale[i];
         else
-            q->view->block_scale[block] = (uint8_t)scale[i];
+            q->view->block_scale[at] = (uint8_t)scale[i];
     }
 }
 
-/* `count` blocks, `stride` apart from `block` on. */
-static inline void store_blocks(const Quantizer *q, const Blocks *b, int64_t block, int64_t stride, int64_t count)
+/* A tile's blocks at rows r0.., columns c0..: one after the other in a column view, one a row in a row view, where 16 x 16
+ * blocks have one scale. */
+static inline void store_blocks(const Quantizer *q, const Blocks *b, int64_t r0, int64_t c0)
 {
+    int64_t block = q->col ? r0 / 16 * q->row_blocks + c0 : r0 * q->row_blocks + c0 / 16;
+    int64_t stride = q->col ? 1 : q->row_blocks, count = min_i64(16, q->col ? q->cols - c0 : q->rows - r0);
     uint8_t *codes = q->view->data;
     uint32_t scale[16];
     char pairs[128];
-    if (stride == 1 && count == 16 && !q->pending) {
+    if (q->col && count == 16 && !q->pending) {
         v16u_store_pairs(codes + 8 * block, b->low, b->high);
         v16u_store_bytes(q->view->block_scale + block, b->scale);
         return;
@@ -243,7 +245,10 @@ static inline void store_blocks(const Quantizer *q, const Blocks *b, int64_t blo
     v16u_store_pairs(pairs, b->low, b->high);
     for (int64_t i = 0; i < count; i++) memcpy(codes + 8 * (block + i * stride), pairs + 8 * i, 8);
     v16u_store(scale, b->scale);
-    store_scales(q, block, scale, stride, count);
+    if (q->format->nvfp4.block == SCALE_16X16)
+        store_scales(q, r0 / 16 * q->row_blocks + c0 / 16, scale, 1, 1);
+    else
+        store_scales(q, block, scale, stride, count);
 }
 
 /* What a thread has seen of one view: in each lane the largest magnitude, NaN passed over, and the largest bits of any. */
@@ -272,13 +277,11 @@ static inline void do_tile(const Quantizer *q, Seen *seen, const v16 tile[16], i
     v16 amax = look(seen, x);
     if (!encode) return;
     if (q->format->nvfp4.block == SCALE_16X16) amax = v16_set1(v16_largest(amax));
-    if (q->col) {
+    if (q->col)
         quantize_blocks(q, &b, x, amax, (uint32_t)c0, (uint32_t)((q->row0 + r0) / 16));
-        store_blocks(q, &b, r0 / 16 * q->row_blocks + c0, 1, min_i64(16, q->cols - c0));
-    } else {
+    else
         quantize_blocks(q, &b, x, amax, (uint32_t)(q->row0 + r0), (uint32_t)(c0 / 16));
-        store_blocks(q, &b, r0 * q->row_blocks + c0 / 16, q->row_blocks, min_i64(16, q->rows - r0));
-    }
+    store_blocks(q, &b, r0, c0);
 }
 
 /* ---- a whole operand ---- */
@@ -326,7 +329,7 @@ static void do_source(const Quantizer *q, int count, Tensor src, bool encode, Ma
 /* The block scales that waited, in E4M3. */
 static void finish_pending(const Quantizer *q)
 {
-    int64_t blocks = q->blocks;
+    int64_t blocks = q->scales;
 #pragma omp parallel for schedule(static) num_threads(cpu.threads)
     for (int64_t b = 0; b < blocks; b += 16) {
         v16 value, rounded = v16_load_row(q->pending, DTYPE_BF16, b, blocks, 0);
@@ -338,10 +341,10 @@ static void finish_pending(const Quantizer *q)
 
 /* ---- what quantization did, for telemetry: plain loops over the reference ---- */
 
-static void measure_block(QuantStats *s, const Quantizer *q, int64_t block, const float x[16], int64_t n, float amax)
+static void measure_block(QuantStats *s, const Quantizer *q, int64_t block, uint8_t scale, const float x[16], int64_t n,
+                          float amax)
 {
     const Nvfp4Form *form = &q->format->nvfp4;
-    uint8_t scale = q->view->block_scale[block];
     const uint8_t *codes = (const uint8_t *)q->view->data + 8 * block;
     float encode, decode = nvfp4_decode_scale(scale, q->scale.stored, form);
     nvfp4_block_scale(amax, &q->scale, form, &encode);
@@ -372,9 +375,12 @@ static void measure_tile(QuantStats *s, const Quantizer *q, Tensor src, int64_t 
     v16_transpose(tile); /* now x[block][element] */
     for (int i = 0; i < 16; i++) v16_store(x[i], tile[i]);
     int64_t blocks = q->col ? cols : rows, elements = q->col ? rows : cols;
-    for (int64_t i = 0; i < blocks; i++)
-        measure_block(s, q, q->col ? r0 / 16 * q->row_blocks + c0 + i : (r0 + i) * q->row_blocks + c0 / 16, x[i],
-                      elements, q->format->nvfp4.block == SCALE_16X16 ? most : amax[i]);
+    bool square = q->format->nvfp4.block == SCALE_16X16;
+    for (int64_t i = 0; i < blocks; i++) {
+        int64_t block = q->col ? r0 / 16 * q->row_blocks + c0 + i : (r0 + i) * q->row_blocks + c0 / 16;
+        uint8_t scale = q->view->block_scale[square ? r0 / 16 * q->row_blocks + c0 / 16 : block];
+        measure_block(s, q, block, scale, x[i], elements, square ? most : amax[i]);
+    }
 }
 
 static void measure(const Quantizer *q, Tensor src, int layer)
@@ -403,10 +409,10 @@ static int quantizers(Quantizer q[2], Operand *o, unsigned views)
 {
     int count = 0;
     uint16_t *pending = cpu.pending_scales;
+    if (views & VIEW_COL && views_are_one(&o->row.format, &o->col.format)) views = VIEW_ROW; /* which is both */
     for (int col = 0; col < 2; col++) {
         View *view = col ? &o->col : &o->row;
         if (!(views & (col ? VIEW_COL : VIEW_ROW)) || view->format.format != FORMAT_NVFP4) continue;
-        if (count && views_are_one(&o->row.format, &o->col.format)) continue;
         Quantizer *next = &q[count++];
         *next = (Quantizer){.view = view,
                             .format = &view->format,
@@ -415,9 +421,10 @@ static int quantizers(Quantizer q[2], Operand *o, unsigned views)
                             .cols = o->cols,
                             .row_blocks = col ? o->cols : ceil_div(o->cols, 16),
                             .place = (uint32_t)o->layer << 16 | (uint32_t)view->format.role << 8};
-        next->blocks = next->row_blocks * (col ? ceil_div(o->rows, 16) : o->rows);
+        bool by_group = col || view->format.nvfp4.block == SCALE_16X16;
+        next->scales = next->row_blocks * (by_group ? ceil_div(o->rows, 16) : o->rows);
         if (view->format.nvfp4.tensor_scale == TENSOR_SCALE_POW2) next->pending = pending;
-        pending += next->blocks;
+        pending += next->scales;
     }
     return count;
 }
