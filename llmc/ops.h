@@ -93,6 +93,13 @@ typedef struct { /* what quantization did to the operands of one layer and role,
 
 enum { OPERAND_ROLES = 4 * OPERAND_COPIES }; /* 4 projections (recipe.h) */
 
+/* Memory of a weight's views that 16 rows of the master fill: what ranks gather. */
+typedef struct {
+    char *data;
+    size_t unit, bytes; /* of 16 rows; in all. The last unit is shorter when the rows are no multiple of 16 */
+} WeightPiece;
+enum { WEIGHT_PIECES = 4 };
+
 typedef struct {
     const char *name; /* "cpu amx", ... */
     bool native_fp4;  /* NVFP4 products run in hardware */
@@ -130,6 +137,11 @@ typedef struct {
     /* views from the whole master, once per optimizer step; seed and step place stochastic rounding: the step that will
      * read them */
     void (*weight_prepare)(Linear *w, Tensor master, uint64_t seed, uint32_t step);
+    /* The same by parts, when the master is sharded: the largest magnitude of some rows (NaN when there is one) into
+     * *amax; and those rows, from row0 (a multiple of 16) on, of every view, given the amax of the whole. */
+    void (*weight_amax)(float *amax, Tensor rows);
+    void (*weight_pack)(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step);
+    int (*weight_pieces)(const Linear *w, WeightPiece out[WEIGHT_PIECES]); /* returns their count */
 
     /* -- residual stream and norms -- */
     void (*embedding_forward)(Tensor x, Tensor stats, const int32_t *tokens, Tensor wte, Tensor wpe, int64_t T,

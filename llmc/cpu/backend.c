@@ -235,6 +235,39 @@ static void cpu_view_place(View *v, unsigned view, int64_t rows, int64_t cols, v
     v->block_scale = (uint8_t *)(v->tensor_scale + 1);
 }
 
+/* One piece of rows x row_bytes where 16 rows stand together. */
+static WeightPiece piece_of(void *data, int64_t rows, size_t row_bytes)
+{
+    return (WeightPiece){data, 16 * row_bytes, (size_t)rows * row_bytes};
+}
+
+static int view_pieces(const View *v, bool col, int64_t rows, int64_t cols, WeightPiece *out)
+{
+    int64_t groups = ceil_div(rows, 16), blocks = ceil_div(cols, NVFP4_BLOCK);
+    if (v->format.format == FORMAT_NONE) return 0;
+    if (v->format.format != FORMAT_NVFP4) {
+        out[0] = piece_of(v->data, rows,
+                          (size_t)cols * dtype_bytes(v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16));
+        return 1;
+    }
+    bool square = v->format.nvfp4.block == SCALE_16X16;
+    size_t codes = 8 * (size_t)(col && !square ? cols : 16 * blocks), scales = (size_t)(square ? blocks
+                                                                                        : col  ? cols
+                                                                                               : 16 * blocks);
+    out[0] = (WeightPiece){v->data, codes, col && !square ? (size_t)groups * codes : (size_t)(rows * blocks) * 8};
+    out[1] = (WeightPiece){(char *)v->block_scale, scales,
+                           square || col ? (size_t)groups * scales : (size_t)(rows * blocks)};
+    return 2;
+}
+
+static int cpu_weight_pieces(const Linear *w, WeightPiece out[WEIGHT_PIECES])
+{
+    const Operand *o = &w->weight;
+    int count = view_pieces(&o->row, false, o->rows, o->cols, out);
+    if (views_are_one(&o->row.format, &o->col.format)) return count;
+    return count + view_pieces(&o->col, true, o->rows, o->cols, out + count);
+}
+
 static void cpu_product_counts(ProductCounts *counts) { *counts = cpu.counts; }
 static void cpu_measure(QuantStats *stats) { cpu.measure = stats; }
 
@@ -315,6 +348,7 @@ int cpu_open(const Ops **out, const char *isa, int64_t threads, Error *error)
     ops.begin_micro_step = cpu_begin_micro_step;
     ops.product_counts = cpu_product_counts;
     ops.measure = cpu_measure;
+    ops.weight_pieces = cpu_weight_pieces;
     ops.view_bytes = cpu_view_bytes;
     ops.view_place = cpu_view_place;
     ops.loss_sum = cpu_loss_sum;

@@ -63,6 +63,8 @@ extern const CpuTable cpu_table;
 #define cpu_linear_backward_input            ISA_NAME(cpu_linear_backward_input)
 #define cpu_linear_backward_weight           ISA_NAME(cpu_linear_backward_weight)
 #define cpu_weight_prepare                   ISA_NAME(cpu_weight_prepare)
+#define cpu_weight_amax                      ISA_NAME(cpu_weight_amax)
+#define cpu_weight_pack                      ISA_NAME(cpu_weight_pack)
 #define cpu_embedding_forward                ISA_NAME(cpu_embedding_forward)
 #define cpu_embedding_backward               ISA_NAME(cpu_embedding_backward)
 #define cpu_residual_add                     ISA_NAME(cpu_residual_add)
@@ -86,6 +88,8 @@ void cpu_linear_forward(Tensor y, const Operand *x, const Linear *w);
 void cpu_linear_backward_input(Tensor dx, const Operand *dy, const Linear *w);
 void cpu_linear_backward_weight(Linear *w, const Operand *dy, const Operand *x);
 void cpu_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step);
+void cpu_weight_amax(float *amax, Tensor rows);
+void cpu_weight_pack(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step);
 void cpu_embedding_forward(Tensor x, Tensor stats, const int32_t *tokens, Tensor wte, Tensor wpe, int64_t T,
                            int64_t position0, const Norm *first);
 void cpu_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dx, const int32_t *tokens, int64_t T);
@@ -113,9 +117,11 @@ void add_partial_sums(Tensor sum, int64_t blocks, int which);
 size_t attention_workspace_bytes(const Need *need, const GemmKernel gemm[2]);
 
 /* The asked views of `o` that are NVFP4, from src [rows, cols]; FP32 is rounded to BF16 first. seed, step and row0, the
- * first row's number in the global batch (0 for weights), place stochastic rounding. */
+ * first row's number in the global batch (of weights: in the matrix), place stochastic rounding. amax: of the whole, where
+ * src is a part of it; NULL: of src. */
 #define quantize_operand ISA_NAME(quantize_operand)
-void quantize_operand(Operand *o, unsigned views, Tensor src, uint64_t seed, uint32_t step, int64_t row0);
+void quantize_operand(Operand *o, unsigned views, Tensor src, const float *amax, uint64_t seed, uint32_t step,
+                      int64_t row0);
 
 extern const GemmKernel ISA_NAME(gemm_kernel_fp32), ISA_NAME(gemm_kernel_bf16);
 

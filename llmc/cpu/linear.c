@@ -54,7 +54,8 @@ static void store_targets(const Targets *t, int64_t r, int64_t c, int64_t col0, 
 
 static void quantize_targets(Operand *o, const Targets *t, unsigned views)
 {
-    if (t->quantize.data) quantize_operand(o, views, t->quantize, cpu.step.seed, cpu.step.step, cpu.row0 + o->row0);
+    if (t->quantize.data)
+        quantize_operand(o, views, t->quantize, NULL, cpu.step.seed, cpu.step.step, cpu.row0 + o->row0);
 }
 
 void cpu_operand_from_tensor(Operand *o, Tensor x, unsigned views)
@@ -257,7 +258,39 @@ void cpu_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
 {
     Targets t = targets_of(&w->weight, VIEW_ROW | VIEW_COL, master);
     for (int i = 0; i < t.count; i++) cpu_copy(t.to[i], master);
-    if (t.quantize.data) quantize_operand(&w->weight, VIEW_ROW | VIEW_COL, master, seed, step, 0);
+    if (t.quantize.data) quantize_operand(&w->weight, VIEW_ROW | VIEW_COL, master, NULL, seed, step, 0);
+}
+
+/* A view of the rows from row0 on. */
+static View view_from(const View *v, bool col, int64_t row0, int64_t cols)
+{
+    View part = *v;
+    int64_t row_blocks = ceil_div(cols, NVFP4_BLOCK), by_16 = row0 / 16 * row_blocks;
+    if (v->format.format == FORMAT_NONE) return part;
+    if (v->format.format != FORMAT_NVFP4) {
+        part.data = (char *)v->data + (size_t)(row0 * cols) * dtype_bytes(view_dtype(v));
+        return part;
+    }
+    bool square = v->format.nvfp4.block == SCALE_16X16;
+    int64_t block = col && !square ? row0 / 16 * cols : row0 * row_blocks;
+    part.data = (char *)v->data + 8 * block;
+    part.block_scale = v->block_scale + (square ? by_16 : block);
+    return part;
+}
+
+void cpu_weight_pack(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step)
+{
+    Operand part = w->weight;
+    if (!rows.rows) { /* the tensor's scale is everybody's */
+        quantize_operand(&part, VIEW_ROW | VIEW_COL, rows, amax, seed, step, row0);
+        return;
+    }
+    part.rows = rows.rows;
+    part.row = view_from(&w->weight.row, false, row0, part.cols);
+    part.col = view_from(&w->weight.col, true, row0, part.cols);
+    Targets t = targets_of(&part, VIEW_ROW | VIEW_COL, rows);
+    for (int i = 0; i < t.count; i++) cpu_copy(t.to[i], rows);
+    quantize_operand(&part, VIEW_ROW | VIEW_COL, rows, amax, seed, step, row0);
 }
 
 /* ---- moving ---- */

@@ -429,27 +429,41 @@ static int quantizers(Quantizer q[2], Operand *o, unsigned views)
     return count;
 }
 
-void quantize_operand(Operand *o, unsigned views, Tensor src, uint64_t seed, uint32_t step, int64_t row0)
+void quantize_operand(Operand *o, unsigned views, Tensor src, const float *amax, uint64_t seed, uint32_t step,
+                      int64_t row0)
 {
     Quantizer q[2];
     Magnitude m[2] = {{0, 0}, {0, 0}};
     int count = quantizers(q, o, views);
     if (!count) return;
-    bool pending = q[0].pending; /* the scale mode is one for all */
-    if (!pending) do_source(q, count, src, false, m);
+    bool pending = q[0].pending && !amax; /* the scale mode is one for all */
+    if (amax)
+        m[0] = m[1] = (Magnitude){isnan(*amax) ? 0 : *amax, isnan(*amax)};
+    else if (!pending)
+        do_source(q, count, src, false, m);
     for (int i = 0; i < count; i++) {
         q[i].seed = seed;
         q[i].step = step;
         q[i].row0 = row0;
         q[i].scale = nvfp4_scale(m[i].amax, m[i].has_nan, &q[i].format->nvfp4);
+        if (!pending) q[i].pending = NULL;
     }
-    do_source(q, count, src, true, m);
+    Magnitude seen[2];
+    do_source(q, count, src, true, seen);
     for (int i = 0; i < count; i++) {
         if (pending) {
-            q[i].scale = nvfp4_scale(m[i].amax, m[i].has_nan, &q[i].format->nvfp4);
+            q[i].scale = nvfp4_scale(seen[i].amax, seen[i].has_nan, &q[i].format->nvfp4);
             finish_pending(&q[i]);
         }
         *q[i].view->tensor_scale = q[i].scale.stored;
         if (cpu.measure) measure(&q[i], src, o->layer);
     }
+}
+
+void cpu_weight_amax(float *amax, Tensor rows)
+{
+    Quantizer q = {.format = &(ViewFormat){0}};
+    Magnitude m[2];
+    do_source(&q, 1, rows, false, m);
+    *amax = m[0].has_nan ? NAN : m[0].amax;
 }
