@@ -264,6 +264,62 @@ static void set_form(Problem *p, int form)
     }
 }
 
+/* A weight whose rows are packed by parts, as ranks do it, is the weight prepared at once; the pieces that ranks gather are
+ * all of its memory but the tensor's scales. */
+static void test_parts(void)
+{
+    static const int64_t SHAPE[][2] = {{48, 80}, {33, 50}, {16, 16}, {7, 33}, {129, 40}};
+    test_case("a weight by parts");
+    for (int round = 0; round < 60; round++) {
+        int64_t rows = SHAPE[round % 5][0], cols = SHAPE[round % 5][1];
+        const Ops *ops = open_isa(ISAS[round % 4], 1 + round % 3, rows, cols);
+        if (!ops) continue;
+        Problem p = {0};
+        set_form(&p, round % FORMS);
+        if (p.col.rht) p.col.rht = false; /* of tokens only */
+        if (round % 7 == 0) p.col = (ViewFormat){.format = FORMAT_BF16};
+        Tensor master = source_of(round % 2 ? DTYPE_FP32 : DTYPE_BF16, rows, cols, cols, (Class)(round % FLUSHED));
+        size_t bytes[2] = {ops->view_bytes(&p.row, VIEW_ROW, rows, cols),
+                           ops->view_bytes(&p.col, VIEW_COL, rows, cols)};
+        Linear w[2];
+        char *place[2][2];
+        for (int i = 0; i < 2; i++) {
+            w[i] = (Linear){.weight = {.rows = rows, .cols = cols, .row.format = p.row, .col.format = p.col}};
+            for (int v = 0; v < 2; v++) memset(place[i][v] = xmalloc(bytes[v] + 1), 0x11, bytes[v]);
+            ops->view_place(&w[i].weight.row, VIEW_ROW, rows, cols, place[i][0]);
+            ops->view_place(&w[i].weight.col, VIEW_COL, rows, cols, place[i][1]);
+        }
+        float amax;
+        int64_t units = ceil_div(rows, 16), ranks = 1 + round % 4;
+        ops->weight_prepare(&w[0], master, 3, 4);
+        ops->weight_amax(&amax, master);
+        for (int64_t r = 0; r < ranks; r++) {
+            int64_t first = min_i64(rows, 16 * (units * r / ranks)),
+                    end = min_i64(rows, 16 * (units * (r + 1) / ranks));
+            ops->weight_pack(&w[1], tensor_rows(master, first, end - first), first, &amax, 3, 4);
+        }
+        for (int v = 0; v < 2; v++)
+            CHECK(!memcmp(place[0][v], place[1][v], bytes[v]), "%s, form %d, %ld x %ld, %ld ranks: view %d", ops->name,
+                  round % FORMS, (long)rows, (long)cols, (long)ranks, v);
+
+        WeightPiece piece[WEIGHT_PIECES];
+        size_t sum = 0, all = bytes[0];
+        int count = ops->weight_pieces(&w[0], piece), scales = p.row.format == FORMAT_NVFP4;
+        for (int k = 0; k < count; k++) {
+            CHECK(ceil_div((int64_t)piece[k].bytes, (int64_t)piece[k].unit) == units, "piece %d has other units", k);
+            memset(piece[k].data, 0, piece[k].bytes);
+            sum += piece[k].bytes;
+        }
+        if (!views_are_one(&p.row, &p.col)) {
+            all += bytes[1];
+            scales += p.col.format == FORMAT_NVFP4;
+        }
+        CHECK(sum + (size_t)scales * sizeof(float) == all, "pieces of %zu bytes, views of %zu", sum, all);
+        free(master.data);
+        for (int i = 0; i < 2; i++) free(place[i][0]), free(place[i][1]);
+    }
+}
+
 static void test_measure(void)
 {
     QuantStats *stats = xcalloc(3 * OPERAND_ROLES, sizeof *stats);
@@ -347,6 +403,7 @@ int main(void)
         if (p.row.nvfp4.rounding == ROUND_STOCHASTIC || p.col.rht) continue;
         run_problem(&p);
     }
+    test_parts();
     test_measure();
     free(memory);
     return test_done();
