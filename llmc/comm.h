@@ -114,6 +114,7 @@ int comm_launched_ranks(void);
 void comm_open(Comm *c);
 void comm_close(Comm *c); /* waits for all ranks */
 void comm_self_open(Comm *c);
+Comm *comm_alone(void);      /* one rank, whatever the launcher says: what works by itself; needs no close */
 void comm_mpi_open(Comm *c); /* only in a build with MPI */
 
 /* Dies on every rank whose hash is not rank 0's: "rank 3 on node7: another <what> than rank 0 ...". */

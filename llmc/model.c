@@ -57,9 +57,9 @@ static void lay_out(Model *model)
     Shape batch = train_shape(s), generate = generate_shape(s->config.T);
     size_t tokens = (size_t)(max_i64(s->B, 1) * s->config.T) * sizeof(int32_t);
 
-    zero_create(&model->zero, &model->table, &model->recipe, ops, s->train, arena);
+    zero_create(&model->zero, &model->table, &model->recipe, ops, &s->sharding, s->train, arena);
     if (s->train && s->recipe.shadow) place_shadow(model);
-    if (s->train) optimizer_create(&model->optimizer, &model->zero, s->micro_steps, arena);
+    if (s->train) optimizer_create(&model->optimizer, &model->zero, s->micro_steps * s->sharding.comm->ranks, arena);
     arena->purpose = PURPOSE_WORKSPACE;
     model->tokens = arena_take(arena, tokens * (size_t)s->micro_steps);
     model->targets = arena_take(arena, tokens * (size_t)s->micro_steps);
@@ -83,6 +83,7 @@ static void lay_out(Model *model)
 int model_plan(Model *model, const ModelSpec *spec, const Ops *ops, Error *error)
 {
     *model = (Model){.spec = *spec, .ops = ops};
+    if (!model->spec.sharding.comm) model->spec.sharding.comm = comm_alone();
     if (recipe_make(&model->recipe, &model->spec.config, &spec->recipe, error)) return -1;
     if (check_tokens(spec, &model->recipe, error)) {
         recipe_free(&model->recipe);
@@ -131,8 +132,9 @@ Batch model_upload(Model *model, int64_t m, const int32_t *tokens, const int32_t
 {
     const ModelSpec *s = &model->spec;
     int64_t N = s->B * s->config.T;
+    int64_t j = m * s->sharding.comm->ranks + s->sharding.comm->rank; /* among the micro-batches of all ranks */
     size_t bytes = (size_t)N * sizeof(int32_t);
-    Batch batch = {.tokens = model->tokens + m * N, .targets = model->targets + m * N, .row0 = m * N};
+    Batch batch = {.tokens = model->tokens + m * N, .targets = model->targets + m * N, .row0 = j * N};
 
     model->ops->copy_in(model->tokens + m * N, tokens, bytes);
     model->ops->copy_in(model->targets + m * N, targets, bytes);
@@ -141,7 +143,7 @@ Batch model_upload(Model *model, int64_t m, const int32_t *tokens, const int32_t
         model->ops->copy_in(model->first_key + m * N, model->host, bytes);
         batch.first_key = model->first_key + m * N;
     }
-    batch.loss = s->train ? model->optimizer.loss + m : model->loss;
+    batch.loss = s->train ? model->optimizer.loss + j : model->loss;
     return batch;
 }
 

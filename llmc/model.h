@@ -17,9 +17,10 @@ C_BEGIN
 typedef struct {
     GPTConfig config;
     RecipeSpec recipe;
+    Sharding sharding;      /* without a Comm: one rank */
     uint64_t seed;          /* of stochastic rounding */
     bool train, generate;   /* which uses memory is laid out for; without train: evaluation, if B > 0 */
-    int64_t B, micro_steps; /* sequences of a micro-batch, micro-batches a step (of this rank) */
+    int64_t B, micro_steps; /* sequences of a micro-batch, micro-batches a step of this rank */
     Recompute recompute;
     bool document_mask;
     int64_t eot_token;

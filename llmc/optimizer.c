@@ -8,10 +8,21 @@ void optimizer_create(Optimizer *optimizer, Zero *zero, int64_t micro_batches, A
 {
     *optimizer = (Optimizer){.zero = zero, .micro_batches = micro_batches};
     for (int i = 0; i < zero->table->count; i++) optimizer->pieces += param_pieces(&zero->table->param[i]);
+    size_t piece_bytes = (size_t)optimizer->pieces * sizeof *optimizer->piece;
+    size_t loss_bytes = (size_t)micro_batches * sizeof *optimizer->loss;
     arena->purpose = PURPOSE_WORKSPACE;
-    optimizer->piece = arena_take(arena, (size_t)optimizer->pieces * sizeof *optimizer->piece);
-    optimizer->loss = arena_take(arena, (size_t)micro_batches * sizeof *optimizer->loss);
+    optimizer->piece = arena_take(arena, piece_bytes);
+    optimizer->loss = arena_take(arena, loss_bytes);
     optimizer->result = arena_take(arena, sizeof *optimizer->result);
+    optimizer->work = arena_take(
+        arena, comm_all_reduce_work(piece_bytes > loss_bytes ? piece_bytes : loss_bytes, zero->sharding.comm->ranks));
+}
+
+/* Every value is one rank's, and zero on the others. */
+static void sum_over_ranks(const Optimizer *optimizer, double *x, int64_t n)
+{
+    Comm *c = optimizer->zero->sharding.comm;
+    c->finish(c, c->all_reduce_sum_start(c, x, n, optimizer->work));
 }
 
 StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
@@ -21,10 +32,15 @@ StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
     double *piece = optimizer->piece;
     StepResult result;
 
+    zero_finish_gradients(zero);
+    if (zero_sharded(zero)) ops->zero((Tensor){piece, DTYPE_FP32, 1, 2 * optimizer->pieces, 2 * optimizer->pieces});
     for (int i = 0; i < zero->table->count; i++) {
-        ops->sum_squares(piece, zero_slice(zero, i).grad);
+        ParamSlice slice = zero_slice(zero, i);
+        ops->sum_squares(piece + slice.row0 / 16, slice.grad);
         piece += param_pieces(&zero->table->param[i]);
     }
+    if (zero_sharded(zero)) sum_over_ranks(optimizer, optimizer->piece, optimizer->pieces);
+    sum_over_ranks(optimizer, optimizer->loss, optimizer->micro_batches);
     ops->finish_step(optimizer->result, optimizer->piece, optimizer->pieces, optimizer->loss, optimizer->micro_batches,
                      tokens);
     for (int i = 0; i < zero->table->count; i++) {

@@ -15,9 +15,10 @@ typedef struct {
     Zero *zero;
     double *piece; /* [pieces] backend memory */
     int64_t pieces;
-    double *loss; /* [micro_batches] backend memory: what gpt_gradients fills through Batch.loss */
-    int64_t micro_batches;
-    StepResult *result; /* backend memory */
+    double *loss;          /* [micro_batches] backend memory: what gpt_gradients fills through Batch.loss */
+    int64_t micro_batches; /* of all ranks: j = m R + r */
+    void *work;            /* of the sums over ranks */
+    StepResult *result;    /* backend memory */
 } Optimizer;
 
 void optimizer_create(Optimizer *optimizer, Zero *zero, int64_t micro_batches, Arena *arena);

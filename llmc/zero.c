@@ -8,7 +8,17 @@
 
 /* ---- memory ---- */
 
-static bool is_contribution(const ParamTable *table, const Param *p) { return p->bucket >= table->layers; }
+enum { TABLE_SLOT = 2 }; /* of contributions: embedding and head; 0 and 1: blocks by turns */
+
+static bool is_table(const ParamTable *table, int bucket) { return bucket >= table->layers; }
+static int slot_of(const Zero *zero, int bucket) { return is_table(zero->table, bucket) ? TABLE_SLOT : bucket % 2; }
+static int ranks_of(const Zero *zero) { return zero->sharding.comm->ranks; }
+bool zero_sharded(const Zero *zero) { return ranks_of(zero) > 1 && zero->sharding.stage >= 1; }
+static bool sum_is_own(const Zero *zero) { return ranks_of(zero) > 1 && zero->sharding.stage >= 2; }
+static bool in_slots(const Zero *zero, int bucket)
+{
+    return ranks_of(zero) > 1 && zero->sharding.stage == 3 && !is_table(zero->table, bucket);
+}
 
 static DType read_dtype(const Param *p, const Recipe *recipe) { return p->decay ? recipe->act : DTYPE_FP32; }
 
@@ -20,35 +30,91 @@ static Tensor piece_of(Tensor bucket, const Param *p)
     return piece;
 }
 
-/* One contiguous FP32 buffer a bucket, for sums, m or v. */
-static void place_buckets(Zero *zero, Arena *arena, Purpose purpose, size_t member)
+/* This rank's rows, or everything with its padding. */
+static Tensor own_tensor(const Zero *zero, Arena *arena, DType dtype, int i)
+{
+    const Param *p = &zero->table->param[i];
+    return arena_tensor(arena, dtype, zero_sharded(zero) ? zero->shard[i].rows : p->rows_padded, p->cols);
+}
+
+static void own_rows(Zero *zero)
+{
+    const Comm *c = zero->sharding.comm;
+    for (int i = 0; i < zero->table->count; i++) {
+        const Param *p = &zero->table->param[i];
+        int64_t units = ceil_div(p->rows, 16);
+        bool all = !zero_sharded(zero);
+        int64_t first = all ? 0 : 16 * share_first(units, c->rank, c->ranks);
+        int64_t end = all ? p->rows : min_i64(p->rows, 16 * share_first(units, c->rank + 1, c->ranks));
+        zero->shard[i].row0 = min_i64(first, p->rows);
+        zero->shard[i].rows = max_i64(0, end - first);
+    }
+}
+
+/* Gradient sums: one buffer a bucket, of all rows or of this rank's. */
+static void place_sums(Zero *zero, Arena *arena)
 {
     const ParamTable *table = zero->table;
-    arena->purpose = purpose;
+    const Comm *c = zero->sharding.comm;
+    arena->purpose = PURPOSE_GRADIENT;
     for (int b = 0; b < table->buckets; b++) {
-        Tensor bucket = arena_tensor(arena, DTYPE_FP32, 1, (int64_t)table->bucket_elements[b]);
-        for (int i = 0; i < table->count; i++)
-            if (table->param[i].bucket == b)
-                *(Tensor *)((char *)&zero->shard[i] + member) = piece_of(bucket, &table->param[i]);
+        BucketState *state = &zero->bucket[b];
+        size_t own = 0;
+        for (int k = 0; k < state->count; k++) {
+            const Param *p = &table->param[state->first + k];
+            state->gradient[k] = (Piece){p->offset * sizeof(float), own, 16 * (size_t)p->cols * sizeof(float),
+                                         (size_t)(p->rows * p->cols) * sizeof(float)};
+            Bucket one = {NULL, false, 1, &state->gradient[k]};
+            own += (share_bytes(&one, c->rank, c->ranks) + 255) / 256 * 256;
+        }
+        size_t floats = sum_is_own(zero) ? own / sizeof(float) : table->bucket_elements[b];
+        Tensor bucket = arena_tensor(arena, DTYPE_FP32, 1, (int64_t)floats);
+        for (int k = 0; k < state->count; k++) {
+            const Param *p = &table->param[state->first + k];
+            Shard *s = &zero->shard[state->first + k];
+            s->sum = piece_of(bucket, p);
+            if (!sum_is_own(zero)) continue;
+            s->sum = (Tensor){bucket.data, DTYPE_FP32, s->rows, p->cols, p->cols};
+            if (bucket.data) s->sum.data = (char *)bucket.data + state->gradient[k].own;
+        }
+    }
+}
+
+/* One micro-batch's gradient: on one rank only of embedding and head. */
+static void place_contributions(Zero *zero, Arena *arena)
+{
+    const ParamTable *table = zero->table;
+    const Comm *c = zero->sharding.comm;
+    for (int slot = c->ranks > 1 ? 0 : TABLE_SLOT; slot <= TABLE_SLOT; slot++) {
+        size_t largest = 0, most_work = 0;
+        for (int b = 0; b < table->buckets; b++) {
+            const BucketState *state = &zero->bucket[b];
+            Bucket bucket = {NULL, false, state->count, state->gradient};
+            if (slot_of(zero, b) != slot) continue;
+            if (table->bucket_elements[b] > largest) largest = table->bucket_elements[b];
+            size_t work = comm_reduce_scatter_work(&bucket, c->rank, c->ranks);
+            if (work > most_work) most_work = work;
+        }
+        Tensor whole = arena_tensor(arena, DTYPE_FP32, 1, (int64_t)largest);
+        void *work = arena_take(arena, most_work);
+        for (int b = 0; b < table->buckets; b++) {
+            if (slot_of(zero, b) != slot) continue;
+            zero->bucket[b].work = work;
+            for (int k = 0; k < zero->bucket[b].count; k++) {
+                int i = zero->bucket[b].first + k;
+                zero->shard[i].contribution = piece_of(whole, &table->param[i]);
+            }
+        }
     }
 }
 
 static void place_training(Zero *zero, Arena *arena)
 {
-    const ParamTable *table = zero->table;
-    size_t largest = 0;
-
-    place_buckets(zero, arena, PURPOSE_GRADIENT, offsetof(Shard, sum));
-    for (int i = 0; i < table->count; i++) {
-        size_t elements = table->bucket_elements[table->param[i].bucket];
-        if (is_contribution(table, &table->param[i]) && elements > largest) largest = elements;
-    }
-    zero->contribution = arena_tensor(arena, DTYPE_FP32, 1, (int64_t)largest);
-    for (int i = 0; i < table->count; i++)
-        if (is_contribution(table, &table->param[i]))
-            zero->shard[i].contribution = piece_of(zero->contribution, &table->param[i]);
-    place_buckets(zero, arena, PURPOSE_OPTIMIZER, offsetof(Shard, m));
-    place_buckets(zero, arena, PURPOSE_OPTIMIZER, offsetof(Shard, v));
+    place_sums(zero, arena);
+    place_contributions(zero, arena);
+    arena->purpose = PURPOSE_OPTIMIZER;
+    for (int i = 0; i < zero->table->count; i++) zero->shard[i].m = own_tensor(zero, arena, DTYPE_FP32, i);
+    for (int i = 0; i < zero->table->count; i++) zero->shard[i].v = own_tensor(zero, arena, DTYPE_FP32, i);
 }
 
 /* Formats of a matrix's operands in one phase; NULL for tables that no product reads. */
@@ -65,101 +131,286 @@ static Operand weight_operand(const Param *p, const LinearFormats *f)
         .rows = p->rows_padded, .cols = p->cols, .layer = p->layer, .row.format = f->w_row, .col.format = f->w_col};
 }
 
-/* What the views of a matrix take beside the master: the most of any phase. */
-static size_t prepared_bytes(const Param *p, const Recipe *recipe, const Ops *ops, Tensor master)
+/* A view may be the master itself where that is whole. */
+static Tensor view_source(const Zero *zero, const Shard *shard)
+{
+    return zero_sharded(zero) ? (Tensor){0} : shard->master;
+}
+
+/* What the reader of a parameter needs beside the master: the most of any phase. */
+static size_t prepared_bytes(const Zero *zero, const Param *p, const Recipe *recipe, const Shard *shard)
 {
     size_t most = 0;
+    if (!formats_of(recipe, 0, p)) {
+        if (!zero_sharded(zero) && read_dtype(p, recipe) == p->master) return 0;
+        return (size_t)(p->rows_padded * p->cols) * dtype_bytes(read_dtype(p, recipe));
+    }
     for (int phase = 0; phase < recipe->phases; phase++) {
         Arena count = {0};
         Operand o = weight_operand(p, formats_of(recipe, phase, p));
-        gpt_place_operand(&count, ops, &o, master);
+        gpt_place_operand(&count, zero->ops, &o, view_source(zero, shard));
         if (count.peak > most) most = count.peak;
     }
     return most;
 }
 
-void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, const Ops *ops, bool train, Arena *arena)
+/* Prepared weights: after one another; at stage 3 the blocks take turns in two slots. */
+static void place_prepared(Zero *zero, const Recipe *recipe, Arena *arena)
 {
-    *zero = (Zero){.table = table, .ops = ops, .train = train, .contribution_bucket = -1};
-    zero->shard = xcalloc((size_t)table->count, sizeof *zero->shard);
-    for (int i = 0; i < table->count; i++) {
-        const Param *p = &table->param[i];
-        arena->purpose = PURPOSE_MASTER;
-        zero->shard[i].master = zero->shard[i].prepared = arena_tensor(arena, p->master, p->rows_padded, p->cols);
-        arena->purpose = PURPOSE_PREPARED;
-        if (formats_of(recipe, 0, p)) {
-            Shard *s = &zero->shard[i];
-            s->prepared_bytes = prepared_bytes(p, recipe, ops, s->master);
-            if (s->prepared_bytes) s->prepared.data = arena_take(arena, s->prepared_bytes);
-            s->prepared.dtype = recipe->act;
-        } else if (read_dtype(p, recipe) != p->master) {
-            zero->shard[i].prepared = arena_tensor(arena, read_dtype(p, recipe), p->rows_padded, p->cols);
+    const ParamTable *table = zero->table;
+    size_t slot_bytes = 0;
+    char *slot[2] = {NULL, NULL};
+    arena->purpose = PURPOSE_PREPARED;
+    for (int b = 0; b < table->buckets; b++) {
+        size_t bytes = 0;
+        for (int k = 0; k < zero->bucket[b].count; k++) {
+            int i = zero->bucket[b].first + k;
+            zero->shard[i].prepared_bytes = prepared_bytes(zero, &table->param[i], recipe, &zero->shard[i]);
+            bytes += (zero->shard[i].prepared_bytes + 255) / 256 * 256;
         }
+        if (in_slots(zero, b) && bytes > slot_bytes) slot_bytes = bytes;
+        if (!in_slots(zero, b)) zero->bucket[b].region = arena_take(arena, bytes);
+    }
+    for (int k = 0; k < 2 && slot_bytes; k++) slot[k] = arena_take(arena, slot_bytes);
+    for (int b = 0; b < table->buckets; b++) {
+        size_t at = 0;
+        if (in_slots(zero, b)) zero->bucket[b].region = slot[b % 2];
+        for (int k = 0; k < zero->bucket[b].count; k++) {
+            const Param *p = &table->param[zero->bucket[b].first + k];
+            Shard *s = &zero->shard[zero->bucket[b].first + k];
+            s->prepared = (Tensor){NULL, read_dtype(p, recipe), p->rows_padded, p->cols, p->cols};
+            if (!s->prepared_bytes) s->prepared = s->master;
+            if (s->prepared_bytes && zero->bucket[b].region) s->prepared.data = zero->bucket[b].region + at;
+            at += (s->prepared_bytes + 255) / 256 * 256;
+        }
+    }
+}
+
+void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, const Ops *ops, const Sharding *sharding,
+                 bool train, Arena *arena)
+{
+    *zero = (Zero){.table = table,
+                   .ops = ops,
+                   .sharding = *sharding,
+                   .train = train,
+                   .contribution_bucket = -1,
+                   .held = {-1, -1},
+                   .reducing = {-1, -1, -1}};
+    zero->shard = xcalloc((size_t)table->count, sizeof *zero->shard);
+    zero->bucket = xcalloc((size_t)table->buckets, sizeof *zero->bucket);
+    for (int i = table->count - 1; i >= 0; i--) {
+        BucketState *state = &zero->bucket[table->param[i].bucket];
+        state->first = i;
+        state->count++;
+    }
+    for (int b = 0; b < table->buckets; b++) {
+        BucketState *state = &zero->bucket[b];
+        state->gradient = xcalloc((size_t)state->count, sizeof *state->gradient);
+        state->weight = xcalloc((size_t)state->count * WEIGHT_PIECES, sizeof *state->weight);
+    }
+    own_rows(zero);
+    arena->purpose = PURPOSE_MASTER;
+    for (int i = 0; i < table->count; i++) zero->shard[i].master = own_tensor(zero, arena, table->param[i].master, i);
+    place_prepared(zero, recipe, arena);
+    if (zero_sharded(zero)) {
+        arena->purpose = PURPOSE_WORKSPACE;
+        size_t bytes = (size_t)table->count * sizeof *zero->amax;
+        zero->amax = arena_take(arena, bytes);
+        zero->amax_work = arena_take(arena, comm_all_reduce_work(bytes, ranks_of(zero)));
     }
     if (train) place_training(zero, arena);
 }
 
 void zero_free(Zero *zero)
 {
+    for (int b = 0; zero->bucket && b < zero->table->buckets; b++) {
+        free(zero->bucket[b].gradient);
+        free(zero->bucket[b].weight);
+    }
+    free(zero->bucket);
     free(zero->shard);
     *zero = (Zero){0};
 }
 
-/* ---- hooks ---- */
+/* ---- weights: own rows packed in place, the others' gathered ---- */
 
-static void block_acquire(void *context, int bucket, Direction direction)
+static Linear *linear_of(const Zero *zero, int i) { return gpt_place(zero->gpt, &zero->table->param[i]).linear; }
+
+/* The views that the formats of the phase ask for, in the parameter's prepared memory; of a sharded bucket also what is
+ * gathered. */
+static void place_weights(Zero *zero, int b)
 {
-    Zero *zero = context;
-    if (direction != BACKWARD || bucket < zero->gpt->config->L || zero->contribution_bucket == bucket) return;
-    zero->ops->zero(zero->contribution);
-    zero->contribution_bucket = bucket;
+    BucketState *state = &zero->bucket[b];
+    state->weights = 0;
+    for (int i = state->first; i < state->first + state->count; i++) {
+        const Param *p = &zero->table->param[i];
+        const Shard *s = &zero->shard[i];
+        Linear *linear = linear_of(zero, i);
+        WeightPiece piece[WEIGHT_PIECES];
+        int count = 1;
+        size_t row_bytes = (size_t)p->cols * dtype_bytes(s->prepared.dtype);
+        piece[0] = (WeightPiece){s->prepared.data, 16 * row_bytes, (size_t)p->rows * row_bytes};
+        if (linear) {
+            Arena arena = {.base = s->prepared_bytes ? s->prepared.data : NULL, .capacity = s->prepared_bytes};
+            gpt_place_operand(&arena, zero->ops, &linear->weight, view_source(zero, s));
+        }
+        if (!zero_sharded(zero)) continue;
+        if (linear && p->rows == p->rows_padded) count = zero->ops->weight_pieces(linear, piece);
+        for (int k = 0; k < count; k++)
+            state->weight[state->weights++] = (Piece){(size_t)(piece[k].data - state->region), 0, piece[k].unit,
+                                                      piece[k].bytes};
+    }
 }
 
-static void block_release(void *context, int bucket, Direction direction)
+static void start_gather(Zero *zero, int b)
 {
-    (void)context, (void)bucket, (void)direction; /* on one rank nothing is gathered */
+    BucketState *state = &zero->bucket[b];
+    for (int i = state->first; i < state->first + state->count; i++) {
+        Shard *s = &zero->shard[i];
+        Linear *linear = linear_of(zero, i);
+        Tensor own = tensor_rows(s->master, 0, s->rows);
+        if (linear)
+            zero->ops->weight_pack(linear, own, s->row0, &zero->amax[i], zero->gpt->seed, zero->gpt->step);
+        else if (s->rows)
+            zero->ops->copy(tensor_rows(s->prepared, s->row0, s->rows), own);
+    }
+    Bucket whole = {state->region, false, state->weights, state->weight};
+    state->gather = zero->sharding.comm->all_gather_start(zero->sharding.comm, whole, whole);
 }
 
-static void grads_ready(void *context, int bucket)
+static void finish_gather(Zero *zero, int b)
 {
-    Zero *zero = context;
-    if (bucket < zero->gpt->config->L) return;
-    for (int i = 0; i < zero->table->count; i++)
-        if (zero->table->param[i].bucket == bucket) zero->ops->add(zero->shard[i].sum, zero->shard[i].contribution);
-    zero->contribution_bucket = -1;
+    zero->sharding.comm->finish(zero->sharding.comm, zero->bucket[b].gather);
+    zero->bucket[b].gather = 0;
 }
 
-/* The views that the formats of the phase ask for, in the parameter's prepared memory. */
-static void place_weight(const Zero *zero, Linear *linear, const Shard *shard)
+static void finish_all_gathers(Zero *zero)
 {
-    Arena arena = {.base = shard->prepared.data, .capacity = shard->prepared_bytes};
-    gpt_place_operand(&arena, zero->ops, &linear->weight, shard->master);
+    for (int b = 0; b < zero->table->buckets; b++) finish_gather(zero, b);
+}
+
+/* Stage 3: the block's weights are in its slot, or on their way. */
+static void fetch(Zero *zero, int b)
+{
+    if (b < 0 || b >= zero->table->layers || !in_slots(zero, b) || zero->held[b % 2] == b) return;
+    if (zero->held[b % 2] >= 0) finish_gather(zero, zero->held[b % 2]);
+    zero->held[b % 2] = b;
+    start_gather(zero, b);
+}
+
+static void find_amax(Zero *zero)
+{
+    Comm *c = zero->sharding.comm;
+    for (int i = 0; i < zero->table->count; i++) {
+        Linear *linear = linear_of(zero, i);
+        zero->amax[i] = 0;
+        if (linear &&
+            (linear->weight.row.format.format == FORMAT_NVFP4 || linear->weight.col.format.format == FORMAT_NVFP4))
+            zero->ops->weight_amax(&zero->amax[i], tensor_rows(zero->shard[i].master, 0, zero->shard[i].rows));
+    }
+    c->finish(c, c->all_reduce_max_start(c, zero->amax, zero->table->count, zero->amax_work));
 }
 
 static void prepare_weights(void *context)
 {
     Zero *zero = context;
-    const GPT *gpt = zero->gpt;
+    finish_all_gathers(zero);
+    zero->held[0] = zero->held[1] = -1;
+    for (int b = 0; b < zero->table->buckets; b++) place_weights(zero, b);
+    if (zero_sharded(zero)) {
+        find_amax(zero);
+        for (int b = 0; b < zero->table->buckets; b++)
+            if (!in_slots(zero, b)) start_gather(zero, b);
+        return;
+    }
     for (int i = 0; i < zero->table->count; i++) {
         const Shard *shard = &zero->shard[i];
-        Linear *linear = gpt_place(zero->gpt, &zero->table->param[i]).linear;
-        if (linear) {
-            place_weight(zero, linear, shard);
-            zero->ops->weight_prepare(linear, shard->master, gpt->seed, gpt->step);
-        } else if (shard->prepared.data != shard->master.data) {
+        Linear *linear = linear_of(zero, i);
+        if (linear)
+            zero->ops->weight_prepare(linear, shard->master, zero->gpt->seed, zero->gpt->step);
+        else if (shard->prepared.data != shard->master.data)
             zero->ops->copy(shard->prepared, shard->master);
-        }
+    }
+}
+
+/* ---- gradients ---- */
+
+/* Do products add into the sum itself? Else into the contribution. */
+static bool adds_directly(const Zero *zero, int b) { return ranks_of(zero) == 1 && !is_table(zero->table, b); }
+
+static void finish_reduction(Zero *zero, int slot)
+{
+    int b = zero->reducing[slot];
+    if (b < 0) return;
+    zero->sharding.comm->finish(zero->sharding.comm, zero->bucket[b].reduce);
+    zero->reducing[slot] = -1;
+}
+
+/* The bucket's contribution, free and zero. */
+static void open_contribution(Zero *zero, int b)
+{
+    const BucketState *state = &zero->bucket[b];
+    Tensor whole = zero->shard[state->first].contribution; /* the first parameter stands first */
+    finish_reduction(zero, slot_of(zero, b));
+    zero->ops->zero((Tensor){whole.data, DTYPE_FP32, 1, (int64_t)zero->table->bucket_elements[b],
+                             (int64_t)zero->table->bucket_elements[b]});
+}
+
+static void block_acquire(void *context, int bucket, Direction direction)
+{
+    Zero *zero = context;
+    if (in_slots(zero, bucket)) {
+        fetch(zero, bucket);
+        finish_gather(zero, bucket);
+        fetch(zero, direction == FORWARD ? bucket + 1 : bucket - 1);
+    } else if (zero->bucket[bucket].gather) {
+        finish_gather(zero, bucket);
+    }
+    if (direction != BACKWARD || adds_directly(zero, bucket)) return;
+    if (!is_table(zero->table, bucket)) {
+        open_contribution(zero, bucket);
+    } else if (zero->contribution_bucket != bucket) {
+        open_contribution(zero, bucket);
+        zero->contribution_bucket = bucket;
+    }
+}
+
+static void block_release(void *context, int bucket, Direction direction)
+{
+    (void)context, (void)bucket, (void)direction; /* a slot is free when the next block but one is fetched */
+}
+
+static void grads_ready(void *context, int bucket)
+{
+    Zero *zero = context;
+    BucketState *state = &zero->bucket[bucket];
+    if (adds_directly(zero, bucket)) return;
+    if (is_table(zero->table, bucket)) zero->contribution_bucket = -1;
+    if (ranks_of(zero) == 1) {
+        for (int i = state->first; i < state->first + state->count; i++)
+            zero->ops->add(zero->shard[i].sum, zero->shard[i].contribution);
+        return;
+    }
+    Bucket sum = {zero->shard[state->first].sum.data, sum_is_own(zero), state->count, state->gradient};
+    Bucket contribution = {zero->shard[state->first].contribution.data, false, state->count, state->gradient};
+    Comm *c = zero->sharding.comm;
+    state->reduce = c->reduce_scatter_start(c, sum, contribution, zero->sharding.order, state->work);
+    zero->reducing[slot_of(zero, bucket)] = bucket;
+}
+
+void zero_finish_gradients(Zero *zero)
+{
+    Comm *c = zero->sharding.comm;
+    for (int slot = 0; slot <= TABLE_SLOT; slot++) finish_reduction(zero, slot);
+    if (c->ranks == 1 || zero->sharding.stage > 0) return;
+    for (int b = 0; b < zero->table->buckets; b++) {
+        BucketState *state = &zero->bucket[b];
+        Bucket sum = {zero->shard[state->first].sum.data, false, state->count, state->gradient};
+        c->finish(c, c->all_gather_start(c, sum, sum));
     }
 }
 
 /* ---- the model's pointers ---- */
-
-/* Formats come with the phase, views with prepare_weights. */
-static void bind_linear(Linear *linear, const Param *p, Tensor grad)
-{
-    linear->weight = weight_operand(p, &linear->formats);
-    linear->dW = grad;
-}
 
 void zero_bind(Zero *zero, GPT *gpt)
 {
@@ -167,10 +418,11 @@ void zero_bind(Zero *zero, GPT *gpt)
     for (int i = 0; i < zero->table->count; i++) {
         const Param *p = &zero->table->param[i];
         const Shard *shard = &zero->shard[i];
-        Tensor grad = shard->contribution.data ? shard->contribution : shard->sum;
+        Tensor grad = adds_directly(zero, p->bucket) ? shard->sum : shard->contribution;
         ParamPlace place = gpt_place(gpt, p);
-        if (place.linear) {
-            bind_linear(place.linear, p, grad);
+        if (place.linear) { /* formats come with the phase, views with prepare_weights */
+            place.linear->weight = weight_operand(p, &place.linear->formats);
+            place.linear->dW = grad;
         } else {
             *place.value = shard->prepared;
             *place.grad = grad;
@@ -184,10 +436,11 @@ ParamSlice zero_slice(const Zero *zero, int i)
 {
     const Param *p = &zero->table->param[i];
     const Shard *s = &zero->shard[i];
-    return (ParamSlice){.master = tensor_rows(s->master, 0, p->rows),
-                        .grad = tensor_rows(s->sum, 0, p->rows),
-                        .m = tensor_rows(s->m, 0, p->rows),
-                        .v = tensor_rows(s->v, 0, p->rows),
+    return (ParamSlice){.master = tensor_rows(s->master, 0, s->rows),
+                        .grad = tensor_rows(s->sum, sum_is_own(zero) ? 0 : s->row0, s->rows),
+                        .m = tensor_rows(s->m, 0, s->rows),
+                        .v = tensor_rows(s->v, 0, s->rows),
+                        .row0 = s->row0,
                         .layer = p->layer,
                         .role = (uint8_t)(ROLE_MASTER + p->kind),
                         .decay = p->decay};
@@ -200,15 +453,15 @@ enum { HOST_ELEMENTS = 1 << 20 };
 void zero_init_params(Zero *zero, uint64_t seed)
 {
     int64_t done = 0, total = 0;
-    for (int i = 0; i < zero->table->count; i++) total += zero->table->param[i].rows * zero->table->param[i].cols;
+    for (int i = 0; i < zero->table->count; i++) total += zero->shard[i].rows * zero->table->param[i].cols;
     for (int i = 0; i < zero->table->count; i++) {
         const Param *p = &zero->table->param[i];
         int64_t rows_a_time = max_i64(1, HOST_ELEMENTS / p->cols);
         float *values = xmalloc((size_t)(rows_a_time * p->cols) * sizeof *values);
         uint16_t *rounded = xmalloc((size_t)(rows_a_time * p->cols) * sizeof *rounded);
-        for (int64_t row = 0; row < p->rows; row += rows_a_time) {
-            Tensor t = tensor_rows(zero->shard[i].master, row, min_i64(rows_a_time, p->rows - row));
-            params_initial(p, seed, row, t.rows, values);
+        for (int64_t row = 0; row < zero->shard[i].rows; row += rows_a_time) {
+            Tensor t = tensor_rows(zero->shard[i].master, row, min_i64(rows_a_time, zero->shard[i].rows - row));
+            params_initial(p, seed, zero->shard[i].row0 + row, t.rows, values);
             for (int64_t k = 0; k < t.rows * t.cols; k++) rounded[k] = bf16_from_f32(values[k]);
             zero->ops->copy_in(t.data, p->master == DTYPE_BF16 ? (void *)rounded : values, tensor_bytes(t));
             progress("initial weights", done += t.rows * t.cols, total);
@@ -234,15 +487,27 @@ static uint64_t tensor_hash(const Ops *ops, Tensor t, uint64_t place)
     return sum;
 }
 
+uint64_t zero_sum_over_ranks(const Zero *zero, uint64_t value)
+{
+    Comm *c = zero->sharding.comm;
+    double limb[4], work[4 * 1024]; /* sums of 16 bits are exact */
+    if (c->ranks > 1024) die("more than 1024 ranks");
+    for (int i = 0; i < 4; i++) limb[i] = (double)(value >> 16 * i & 0xffff);
+    c->finish(c, c->all_reduce_sum_start(c, limb, 4, work));
+    value = 0;
+    for (int i = 0; i < 4; i++) value += (uint64_t)limb[i] << 16 * i;
+    return value;
+}
+
 uint64_t zero_state_hash(const Zero *zero)
 {
     uint64_t sum = 0;
     for (int i = 0; i < zero->table->count; i++) {
         ParamSlice s = zero_slice(zero, i);
-        uint64_t place = (uint64_t)i << 40;
+        uint64_t place = ((uint64_t)i << 40) + (uint64_t)s.row0 / 16;
         sum += tensor_hash(zero->ops, s.master, place);
-        sum += tensor_hash(zero->ops, s.m, place | (uint64_t)1 << 38);
-        sum += tensor_hash(zero->ops, s.v, place | (uint64_t)2 << 38);
+        sum += tensor_hash(zero->ops, s.m, place + ((uint64_t)1 << 38));
+        sum += tensor_hash(zero->ops, s.v, place + ((uint64_t)2 << 38));
     }
-    return sum;
+    return zero_sharded(zero) ? zero_sum_over_ranks(zero, sum) : sum;
 }

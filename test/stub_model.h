@@ -369,7 +369,7 @@ static void lay_out(World *w)
 {
     Shape shape[] = {shape_of(w, USE_TRAIN, T), shape_of(w, USE_EVALUATE, T), shape_of(w, USE_GENERATE, T),
                      shape_of(w, USE_GENERATE, 1)};
-    zero_create(&w->zero, &w->table, &w->recipe, &STUB_OPS, true, &w->arena);
+    zero_create(&w->zero, &w->table, &w->recipe, &STUB_OPS, &(Sharding){.comm = comm_alone()}, true, &w->arena);
     gpt_create(&w->gpt, &w->config, &STUB_OPS, &w->recipe, &w->arena);
     for (int s = 0; s < 4; s++)
         for (int phase = 0; phase < 2; phase++) {
