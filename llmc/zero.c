@@ -134,7 +134,8 @@ static Operand weight_operand(const Param *p, const LinearFormats *f)
 /* A view may be the master itself where that is whole. */
 static Tensor view_source(const Zero *zero, const Shard *shard)
 {
-    return zero_sharded(zero) ? (Tensor){0} : shard->master;
+    Tensor computed = {0};
+    return zero_sharded(zero) ? computed : shard->master;
 }
 
 /* What the reader of a parameter needs beside the master: the most of any phase. */
