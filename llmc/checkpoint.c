@@ -143,7 +143,7 @@ static int header_hash(const char *path, uint64_t *hash, Error *error)
 }
 
 /* One .safetensors file: a pass over the parameter table for each of `count` kinds of state (master; or m, v). */
-static int write_tensors(const char *path, const Model *model, const char *const prefix[], const size_t member[],
+static int write_tensors(const char *path, const Model *model, const char *const prefix[], const ShardMember member[],
                          int count, Json *hashes, Error *error)
 {
     StWriter *w = st_writer_new();
@@ -154,7 +154,8 @@ static int write_tensors(const char *path, const Model *model, const char *const
             for (int i = 0; i < model->table.count && !status; i++) {
                 HfTensor part[HF_PARTS];
                 int parts = hf_tensors(&model->spec.config, &model->table.param[i], part);
-                Tensor whole = *(const Tensor *)((const char *)&model->zero.shard[i] + member[k]);
+                Tensor whole = zero_whole(&model->zero, i, member[k]);
+                if (pass == 1) whole = zero_gather(&model->zero, i, member[k]);
                 for (int p = 0; p < parts && !status; p++) {
                     uint64_t hash;
                     char name[NAME_BYTES];
@@ -208,7 +209,7 @@ static char *state_text(const RunState *state, Json *object, const char *config)
 static int write_files(const char *folder, const Model *model, const RunState *state, const char *config, Error *error)
 {
     static const char *const MODEL_PREFIX[] = {""}, *const OPTIMIZER_PREFIX[] = {"m.", "v."};
-    static const size_t MASTER[] = {offsetof(Shard, master)}, MOMENTS[] = {offsetof(Shard, m), offsetof(Shard, v)};
+    static const ShardMember MASTER[] = {SHARD_MASTER}, MOMENTS[] = {SHARD_M, SHARD_V};
     char *path[4], *text = NULL;
     Json *object = json_new_object();
     for (int i = 0; i < 4; i++) path[i] = xformat("%s/%s", folder, FILES[i]);
@@ -249,9 +250,23 @@ static int put_in_place(const char *run_dir, int64_t step, const char *folder, c
     return rename(folder, final) ? error_set(error, "%s: cannot rename: %s", folder, strerror(errno)) : 0;
 }
 
+/* What rank 0 gathers while it writes, in the same order. */
+static void help_writing(const Model *model)
+{
+    for (int i = 0; i < model->table.count; i++) zero_gather(&model->zero, i, SHARD_MASTER);
+    for (int i = 0; i < model->table.count; i++) zero_gather(&model->zero, i, SHARD_M);
+    for (int i = 0; i < model->table.count; i++) zero_gather(&model->zero, i, SHARD_V);
+}
+
 int checkpoint_write(const char *run_dir, const Model *model, const RunState *state, const char *config, int64_t keep,
                      Error *error)
 {
+    Comm *comm = model->spec.sharding.comm;
+    if (comm->rank > 0) {
+        help_writing(model);
+        comm->barrier(comm);
+        return 0;
+    }
     char *parent = xformat("%s/checkpoints", run_dir), *final = step_folder(run_dir, state->step, "");
     char *folder = step_folder(run_dir, state->step, ".tmp");
     bool first = access(parent, F_OK) != 0;
@@ -269,6 +284,7 @@ int checkpoint_write(const char *run_dir, const Model *model, const RunState *st
         file_delete_folder(folder, NULL);
     else
         checkpoint_prune(run_dir, state->step, keep);
+    if (!status) comm->barrier(comm);
     free(parent);
     free(final);
     free(folder);
@@ -388,7 +404,7 @@ int checkpoint_verify(const char *dir, bool optimizer, RunState *state, Json **c
 }
 
 /* The tensors of one kind of state; the file holds `kinds` of them and nothing else. */
-static int load_tensors(const char *path, Model *model, const char *prefix, size_t member, int kinds, Error *error)
+static int load_tensors(const char *path, Model *model, const char *prefix, ShardMember member, int kinds, Error *error)
 {
     StFile file;
     int status = 0;
@@ -398,7 +414,7 @@ static int load_tensors(const char *path, Model *model, const char *prefix, size
         HfTensor part[HF_PARTS];
         int parts = hf_tensors(&model->spec.config, &model->table.param[i], part);
         tensors += parts;
-        Tensor whole = *(Tensor *)((char *)&model->zero.shard[i] + member);
+        Tensor whole = zero_whole(&model->zero, i, member);
         for (int p = 0; p < parts && !status; p++) {
             char name[NAME_BYTES];
             tensor_name(name, prefix, &part[p]);
@@ -408,6 +424,7 @@ static int load_tensors(const char *path, Model *model, const char *prefix, size
             else if (hf_read(t, &part[p], whole, model->ops, error))
                 status = -1;
         }
+        if (!status) zero_take(&model->zero, i, member);
     }
     if (!status && file.count != tensors * kinds)
         status = error_set(error,
@@ -420,9 +437,9 @@ static int load_tensors(const char *path, Model *model, const char *prefix, size
 int checkpoint_load(const char *dir, Model *model, bool optimizer, Error *error)
 {
     char *weights = xformat("%s/%s", dir, FILES[0]), *moments = xformat("%s/%s", dir, FILES[1]);
-    int status = load_tensors(weights, model, "", offsetof(Shard, master), 1, error);
-    if (!status && optimizer) status = load_tensors(moments, model, "m.", offsetof(Shard, m), 2, error);
-    if (!status && optimizer) status = load_tensors(moments, model, "v.", offsetof(Shard, v), 2, error);
+    int status = load_tensors(weights, model, "", SHARD_MASTER, 1, error);
+    if (!status && optimizer) status = load_tensors(moments, model, "m.", SHARD_M, 2, error);
+    if (!status && optimizer) status = load_tensors(moments, model, "v.", SHARD_V, 2, error);
     free(weights);
     free(moments);
     return status;

@@ -34,7 +34,8 @@ typedef struct {
     uint64_t state_hash;      /* masters, m, v */
 } RunState;
 
-/* Writes RUN/checkpoints/step_<state.step> and deletes older ones beyond `keep` (0: keep all). config: the text of
+/* Called by all ranks: rank 0 writes, and the files do not tell how many there were.
+ * Writes RUN/checkpoints/step_<state.step> and deletes older ones beyond `keep` (0: keep all). config: the text of
  * config.json. 0, or -1 with the reason (disk full, not writable), and what was there before is as it was. */
 int checkpoint_write(const char *run_dir, const Model *model, const RunState *state, const char *config, int64_t keep,
                      Error *error);

@@ -82,6 +82,19 @@ void comm_close(Comm *c)
     *c = (Comm){0};
 }
 
+uint64_t comm_sum_u64(Comm *c, uint64_t value)
+{
+    double limb[4], *work = xmalloc(comm_all_reduce_work(sizeof limb, c->ranks) + 1); /* sums of 16 bits are exact */
+    for (int i = 0; i < 4; i++) limb[i] = (double)(value >> 16 * i & 0xffff);
+    c->finish(c, c->all_reduce_sum_start(c, limb, 4, work));
+    free(work);
+    value = 0;
+    for (int i = 0; i < 4; i++) value += (uint64_t)limb[i] << 16 * i;
+    return value;
+}
+
+bool comm_any(Comm *c, bool flag) { return comm_sum_u64(c, flag) > 0; }
+
 void comm_check_equal(Comm *c, const char *what, uint64_t hash)
 {
     uint64_t first = hash;

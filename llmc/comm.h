@@ -117,6 +117,10 @@ void comm_self_open(Comm *c);
 Comm *comm_alone(void);      /* one rank, whatever the launcher says: what works by itself; needs no close */
 void comm_mpi_open(Comm *c); /* only in a build with MPI */
 
+/* Over all ranks: the sum modulo 2^64; whether any has the flag set. Blocking. */
+uint64_t comm_sum_u64(Comm *c, uint64_t value);
+bool comm_any(Comm *c, bool flag);
+
 /* Dies on every rank whose hash is not rank 0's: "rank 3 on node7: another <what> than rank 0 ...". */
 void comm_check_equal(Comm *c, const char *what, uint64_t hash);
 

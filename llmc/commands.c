@@ -124,13 +124,16 @@ int command_plan(const Options *options, const Machine *machine)
     Error error;
     Options resolved = *options; /* its strings belong to `options` */
     char reason[160];
+    Comm counting = {.rank = (int)options->ranks - 1, .ranks = (int)options->ranks}; /* the last rank has most rows */
     if (start_resolve(&(Start){0}, &resolved, machine->ops->native_fp4, reason, &error) ||
-        start_spec(&resolved, &spec, &error) || model_plan(&model, &spec, machine->ops, &error))
+        start_spec(&resolved, &spec, &error))
         die_usage("%s", error.text);
+    spec.sharding.comm = &counting;
+    if (model_plan(&model, &spec, machine->ops, &error)) die_usage("%s", error.text);
     printf("%s on %s, %d threads\n\n", arch_name(spec.config.arch), machine->ops->name, machine->threads);
     plan_print_precision(&model, options->recipe.precision == PRECISION_AUTO, reason);
     printf("\n");
-    plan_print(&model, spec.micro_steps * spec.B * spec.config.T);
+    plan_print(&model, spec.micro_steps * spec.B * spec.config.T * counting.ranks);
     model_close(&model);
     return 0;
 }

@@ -192,8 +192,13 @@ void progress(const char *what, int64_t done, int64_t total)
             (int)(100 * done / total));
 }
 
+static bool silent;
+
+void note_off(void) { silent = true; }
+
 void note(const char *format, ...)
 {
+    if (silent) return;
     va_list arguments;
     va_start(arguments, format);
     vfprintf(stderr, format, arguments);

@@ -66,7 +66,8 @@ int64_t peak_rss_bytes(void); /* largest resident set of this process so far, 0 
 /* A bar on stderr for long set-up work, only on a terminal; gone when done == total. */
 void progress(const char *what, int64_t done, int64_t total);
 
-/* Notes for a person, to stderr; results go to stdout. */
+/* Notes for a person, to stderr; results go to stdout. note_off: of many ranks one speaks. */
+void note_off(void);
 void note(const char *format, ...) LLMC_PRINTF(1, 2);
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }

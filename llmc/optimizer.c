@@ -25,6 +25,11 @@ static void sum_over_ranks(const Optimizer *optimizer, double *x, int64_t n)
     c->finish(c, c->all_reduce_sum_start(c, x, n, optimizer->work));
 }
 
+static void zero_doubles(const Ops *ops, double *x, int64_t n)
+{
+    ops->zero((Tensor){x, DTYPE_FP32, 1, 2 * n, 2 * n});
+}
+
 StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
 {
     Zero *zero = optimizer->zero;
@@ -33,7 +38,7 @@ StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
     StepResult result;
 
     zero_finish_gradients(zero);
-    if (zero_sharded(zero)) ops->zero((Tensor){piece, DTYPE_FP32, 1, 2 * optimizer->pieces, 2 * optimizer->pieces});
+    if (zero_sharded(zero)) zero_doubles(ops, piece, optimizer->pieces);
     for (int i = 0; i < zero->table->count; i++) {
         ParamSlice slice = zero_slice(zero, i);
         ops->sum_squares(piece + slice.row0 / 16, slice.grad);
@@ -43,6 +48,7 @@ StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
     sum_over_ranks(optimizer, optimizer->loss, optimizer->micro_batches);
     ops->finish_step(optimizer->result, optimizer->piece, optimizer->pieces, optimizer->loss, optimizer->micro_batches,
                      tokens);
+    zero_doubles(ops, optimizer->loss, optimizer->micro_batches); /* the next step's: each rank fills its own */
     for (int i = 0; i < zero->table->count; i++) {
         ParamSlice slice = zero_slice(zero, i);
         ops->adamw(&slice, optimizer->result);

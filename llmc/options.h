@@ -65,6 +65,8 @@ typedef struct {
     bool telemetry_table;                  /* telemetry on the console too */
     char *run_dir, *resume;                /* resume: "never", "auto" or a path */
     bool overwrite, allow_recipe_change;
+    int64_t ranks, zero_stage; /* ranks: plan's option; of a run those that were started */
+    double hang_timeout_s;
 
     /* machine */
     int64_t threads; /* 0: all cores this process may use */

@@ -3,6 +3,8 @@
 
 #include "commands.h"
 
+#include <stdio.h>
+
 int program_main(int argc, char **argv, const Backend *backend)
 {
     Options options;
@@ -11,7 +13,14 @@ int program_main(int argc, char **argv, const Backend *backend)
     int code;
     if (options_parse(&options, argc, argv, &help, &error)) die_usage("%s", error.text);
 
-    Machine machine = {0};
+    Comm comm;
+    Machine machine = {.comm = &comm};
+    bool train = !help && options.verb == VERB_TRAIN;
+    if (!train && !help && comm_launched_ranks() > 1)
+        die_usage("%s is one process: start it without mpirun; only train runs on several ranks",
+                  verb_name(options.verb));
+    if (train) comm_open(&comm);
+    if (train && comm.rank > 0 && (note_off(), !freopen("/dev/null", "w", stdout))) die("cannot open /dev/null");
     bool computes = !help && options.verb != VERB_TOKENIZE && options.verb != VERB_COMPARE &&
                     options.verb != VERB_QUANTIZE;
     if (computes && backend->open(&machine.ops, options.isa, options.threads, &error)) die_usage("%s", error.text);
@@ -46,5 +55,6 @@ int program_main(int argc, char **argv, const Backend *backend)
         }
     }
     options_free(&options);
+    if (train) comm_close(&comm);
     return code;
 }

@@ -23,7 +23,12 @@ int start_spec(const Options *o, ModelSpec *spec, Error *error)
     spec->recipe.steps = o->steps;
     spec->recipe.shadow = o->shadow_every > 0;
     if (options_model(o, &spec->config, error)) return -1;
-    int64_t micro_batch = o->batch * spec->config.T;
+    int64_t micro_batch = o->batch * spec->config.T * o->ranks; /* of all ranks at once */
+    spec->sharding.stage = (int)o->zero_stage;
+    if (o->global_batch_tokens % micro_batch)
+        return error_set(error,
+                         "global_batch_tokens %" PRId64 " is not a multiple of batch x seq_len x ranks = %" PRId64,
+                         o->global_batch_tokens, micro_batch);
     spec->eot_token = o->eot_token >= 0 ? o->eot_token : spec->config.V - 1;
     spec->micro_steps = o->global_batch_tokens ? o->global_batch_tokens / micro_batch : 1;
     return 0;
@@ -32,6 +37,7 @@ int start_spec(const Options *o, ModelSpec *spec, Error *error)
 int start_saved(Options *saved, ModelSpec *spec, const Json *config, const char *dir, Error *error)
 {
     options_defaults(saved, VERB_TRAIN);
+    json_int(json_get(config, "ranks"), &saved->ranks);
     if (!options_from_json(saved, config, dir, error) && !start_spec(saved, spec, error)) return 0;
     Error why = *error;
     return error_set(error, "%s: its config.json cannot be used: %s", dir, why.text);
@@ -108,7 +114,7 @@ static Json *resolved_options(const Options *options, const ModelSpec *spec)
     o.ffn = c->F;
     o.norm_eps = (double)c->norm_eps;
     o.eot_token = spec->eot_token;
-    o.global_batch_tokens = spec->micro_steps * spec->B * c->T;
+    o.global_batch_tokens = spec->micro_steps * spec->B * c->T * o.ranks;
     o.recipe = recipe_resolved(&o.recipe, c->L);
     Json *object = json_new_object();
     options_to_json(&o, object);
@@ -171,18 +177,18 @@ static void check_same_options(const Start *s, const Options *options, const Mod
 }
 
 /* Reads the last consumed step again: the same bits, or the data changed behind our back. */
-static void check_receipt(const Start *s, DataLoader *data)
+static void check_receipt(const Start *s, DataLoader *data, Comm *comm)
 {
     StepData step;
     Error error;
     if (s->state.step == 0) return;
     if (dataloader_next(data, &step, &error)) die("train_data: %s", error.text);
-    if (step.hash != s->state.last_batch_hash)
+    if (comm_sum_u64(comm, step.hash) != s->state.last_batch_hash)
         die("resume: the batch of step %" PRId64 " is not the one that %s was trained on: the files changed",
             s->state.step, s->dir);
 }
 
-void start_check(const Start *s, const Options *options, const ModelSpec *spec, DataLoader *data)
+void start_check(const Start *s, const Options *options, const ModelSpec *spec, DataLoader *data, Comm *comm)
 {
     if (!s->dir) return;
     check_same_options(s, options, spec);
@@ -193,7 +199,7 @@ void start_check(const Start *s, const Options *options, const ModelSpec *spec, 
         die("resume: the training files are not those that %s was trained on (names, sizes or tokens differ); restore "
             "them, or start a new run",
             s->dir);
-    check_receipt(s, data);
+    check_receipt(s, data, comm);
 }
 
 void start_free(Start *s)

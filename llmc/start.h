@@ -33,7 +33,7 @@ void start_choose(Start *start, const Options *options);
 int start_resolve(const Start *start, Options *options, bool native_fp4, char reason[160], Error *error);
 /* Is the run to be continued this one? `data` was opened at the last consumed step (start_first_step), which is read
  * again and compared with the receipt. Dies with the reason. */
-void start_check(const Start *start, const Options *options, const ModelSpec *spec, DataLoader *data);
+void start_check(const Start *start, const Options *options, const ModelSpec *spec, DataLoader *data, Comm *comm);
 void start_free(Start *start);
 
 /* The step at which the data is opened for start_check: the last one consumed. */

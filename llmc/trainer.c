@@ -55,6 +55,8 @@ static void on_signal(int number)
     signal(SIGTERM, SIG_DFL);
 }
 
+static bool stopping(void) { return interrupted; }
+
 /* ---- set-up ---- */
 
 static DataLoader *open_data(const Trainer *t, const char *pattern, bool train, int64_t first_step)
@@ -64,8 +66,9 @@ static DataLoader *open_data(const Trainer *t, const char *pattern, bool train, 
     DataLoaderConfig config = {.pattern = pattern,
                                .B = s->B,
                                .T = s->config.T,
-                               .micro_batches = train ? s->micro_steps : 1,
-                               .ranks = 1,
+                               .micro_batches = train ? s->micro_steps * s->sharding.comm->ranks : 1,
+                               .rank = train ? s->sharding.comm->rank : 0,
+                               .ranks = train ? s->sharding.comm->ranks : 1,
                                .seed = (uint64_t)t->options->seed,
                                .shuffle = train,
                                .vocab = s->config.V};
@@ -98,8 +101,8 @@ static char *config_text(const Trainer *t)
     options_to_json(t->options, json_add_object(config, "options"));
     json_add_string(config, "isa", t->machine->isa);
     json_add_int(config, "threads", t->machine->threads);
-    json_add_int(config, "ranks", 1);
-    json_add_int(config, "zero_stage", 0);
+    json_add_int(config, "ranks", s->sharding.comm->ranks);
+    json_add_int(config, "zero_stage", s->sharding.stage);
     json_add_string(config, "precision", precision_name(s->recipe.precision));
     json_add_string(config, "precision_reason", t->precision_reason);
     recipe_census(&t->model.recipe, &s->config, census, sizeof census);
@@ -140,6 +143,9 @@ static void print_header(const Trainer *t, const char *from)
     if (dataloader_raw_files(t->data))
         printf("            %" PRId64 " of the files have no header and are read as uint16\n",
                dataloader_raw_files(t->data));
+    if (s->sharding.comm->ranks > 1)
+        printf("ranks       %d, zero_stage %d; memory, threads and micro-batches above are of one rank\n",
+               s->sharding.comm->ranks, s->sharding.stage);
     printf("run         %s, %" PRId64 " steps%s%s\n\n", t->options->run_dir, t->options->steps,
            from ? ", continued from " : "", from ? from : "");
     fflush(stdout);
@@ -167,18 +173,39 @@ static void lock_run(const char *run_dir)
     free(path); /* fd stays open until the process ends */
 }
 
+/* From here on the run folder changes; on rank 0 alone. */
+static void open_run(Trainer *t, const Start *from)
+{
+    const Options *o = t->options;
+    Error error;
+    make_folders(o->run_dir);
+    lock_run(o->run_dir);
+    if (checkpoint_delete_after(o->run_dir, t->saved_step, &error)) die("run_dir: %s", error.text);
+    t->log = logger_open(o->run_dir, t->saved_step, &error);
+    if (!t->log) die("%s", error.text);
+    write_config(t);
+    if (from->dir) checkpoint_prune(o->run_dir, t->state.step, o->keep_checkpoints); /* a kill may have left one more */
+}
+
 /* Opens and checks all that the run reads; then the run folder changes. Resolves the precision in *o. */
 static void start(Trainer *t, Options *o)
 {
     Error error;
     Start from;
     ModelSpec spec;
+    Comm *comm = t->machine->comm;
+    comm->hang_timeout_s = o->hang_timeout_s;
+    comm->stopping = stopping;
     start_choose(&from, o);
     t->automatic = o->recipe.precision == PRECISION_AUTO;
     if (start_resolve(&from, o, t->machine->ops->native_fp4, t->precision_reason, &error)) die("%s", error.text);
+    o->ranks = comm->ranks;
     if (start_spec(o, &spec, &error)) die_usage("%s", error.text);
+    if (comm->ranks > 1 && (o->telemetry_every || o->shadow_every))
+        die_usage("telemetry_every and shadow_every look at whole gradients: they need one rank");
+    spec.sharding.comm = comm;
     t->model.spec = spec;
-    t->global_batch = spec.micro_steps * spec.B * spec.config.T;
+    t->global_batch = spec.micro_steps * spec.B * spec.config.T * comm->ranks;
     t->schedule = (Schedule){.kind = o->lr_schedule,
                              .lr = o->lr,
                              .final_lr_fraction = o->final_lr_fraction,
@@ -189,7 +216,7 @@ static void start(Trainer *t, Options *o)
     t->data = open_data(t, o->train_data, true, start_first_step(&from));
     if (*o->val_data && o->val_every) t->val = open_data(t, o->val_data, false, 0);
     if (t->val) check_validation(t);
-    start_check(&from, o, &spec, t->data);
+    start_check(&from, o, &spec, t->data, comm);
     t->state = from.state;
     t->saved_step = from.dir ? from.state.step : -1;
     if (model_open(&t->model, &spec, t->machine->ops, &error)) die_usage("%s", error.text);
@@ -197,20 +224,15 @@ static void start(Trainer *t, Options *o)
     if (from.dir && zero_state_hash(&t->model.zero) != t->state.state_hash)
         die("resume: the state read from %s is not the one that was saved; this is a bug", from.dir);
 
-    make_folders(o->run_dir);
-    lock_run(o->run_dir);
-    if (checkpoint_delete_after(o->run_dir, t->saved_step, &error)) die("run_dir: %s", error.text);
+    t->config_text = config_text(t);
+    comm_check_equal(comm, "configuration", hash64(t->config_text, strlen(t->config_text), 0));
+    if (comm->rank == 0) open_run(t, &from);
     if (!from.dir) zero_init_params(&t->model.zero, (uint64_t)o->seed);
     t->state.file_list_hash = dataloader_file_list_hash(t->data);
     gpt_enter_step(&t->model.gpt, (uint32_t)t->state.step);
-    t->log = logger_open(o->run_dir, t->saved_step, &error);
-    if (!t->log) die("%s", error.text);
-    t->config_text = config_text(t);
-    write_config(t);
     telemetry_open(&t->telemetry, &t->model, o);
     t->peak_flops = t->model.ops->peak_flops(t->model.recipe.act);
     print_header(t, from.dir);
-    if (from.dir) checkpoint_prune(o->run_dir, t->state.step, o->keep_checkpoints); /* a kill may have left one more */
     start_free(&from);
 }
 
@@ -244,6 +266,8 @@ static const char *instead_of(const Options *options) { return options->overwrit
 
 static void stop_not_finite(const Trainer *t, const StepResult *r)
 {
+    Comm *comm = t->machine->comm;
+    if (comm->rank > 0) comm->barrier(comm); /* ends with rank 0, which speaks for all */
     print_layers(t);
     die("step %" PRId64 ": %s is %g; weights and moments are those of step %" PRId64
         ". Replay: the same command with --resume auto%s%s; a lower --lr may help, in a new run "
@@ -262,10 +286,12 @@ static StepResult train_step(Trainer *t, Step *step, double *wait_ms)
     StepData data;
     Error error;
     if (dataloader_next(t->data, &data, &error)) {
+        if (t->machine->comm->ranks > 1) die("train_data: %s", error.text); /* the others are already in the step */
         if (t->state.step > t->saved_step) save(t);
         die("train_data: %s; step %" PRId64 " was saved", error.text, t->state.step);
     }
     *wait_ms = data.wait_ms;
+    data.hash = comm_sum_u64(t->machine->comm, data.hash);
 
     int64_t index = t->state.step;
     *step = (Step){.seed = (uint64_t)o->seed,
@@ -325,7 +351,8 @@ static void print_sample(Trainer *t)
 typedef struct {
     double ms, wait_ms, tokens_per_s, mfu;
     Evaluation val;
-    bool validated;
+    uint64_t state_hash;
+    bool validated, hashed;
 } StepReport;
 
 static void write_log(Trainer *t, const Step *step, const StepResult *r, const StepReport *report)
@@ -347,8 +374,8 @@ static void write_log(Trainer *t, const Step *step, const StepResult *r, const S
     json_add_float(line, "data_wait_ms", report->wait_ms);
     snprintf(hash, sizeof hash, "%016" PRIx64, t->state.data_hash);
     json_add_string(line, "data_hash", hash);
-    if (due(t->state.step, t->options->hash_every)) {
-        snprintf(hash, sizeof hash, "%016" PRIx64, zero_state_hash(&t->model.zero));
+    if (report->hashed) {
+        snprintf(hash, sizeof hash, "%016" PRIx64, report->state_hash);
         json_add_string(line, "state_hash", hash);
     }
     telemetry_log(&t->telemetry, line);
@@ -383,13 +410,16 @@ static void run_step(Trainer *t)
     StepResult result = train_step(t, &step, &report.wait_ms);
     report.ms = (now_seconds() - began) * 1e3;
     report.tokens_per_s = (double)t->global_batch / report.ms * 1e3;
-    report.mfu = report.tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops;
+    report.mfu = report.tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops /
+                 t->machine->comm->ranks;
 
     bool last = t->state.step == o->steps;
     report.validated = t->val && (due(t->state.step, o->val_every) || last);
     if (report.validated && evaluate(&t->model, t->val, o->val_batches, &report.val, &error))
         die("val_data: %s", error.text);
-    write_log(t, &step, &result, &report);
+    report.hashed = due(t->state.step, o->hash_every);
+    if (report.hashed) report.state_hash = zero_state_hash(&t->model.zero);
+    if (t->log) write_log(t, &step, &result, &report);
     print_step(t, &step, &result, &report);
     if (due(t->state.step, o->sample_every)) print_sample(t);
     if (o->checkpoint_every && (due(t->state.step, o->checkpoint_every) || last)) save(t);
@@ -405,8 +435,12 @@ void trainer_run(const Options *options, const Machine *machine)
     t.started = now_seconds();
     t.started_step = t.state.step;
 
-    while (t.state.step < options->steps && !interrupted) run_step(&t);
-    if (interrupted && t.state.step < options->steps) {
+    bool stop = false; /* all ranks or none */
+    while (t.state.step < options->steps && !(stop = comm_any(machine->comm, interrupted))) {
+        machine->comm->step = t.state.step + 1;
+        run_step(&t);
+    }
+    if (stop) {
         if (t.state.step != t.saved_step) save(&t);
         printf("stopped after step %" PRId64 " and saved; go on with the same command and --resume auto%s\n",
                t.state.step, instead_of(options));
@@ -415,7 +449,7 @@ void trainer_run(const Options *options, const Machine *machine)
                (double)peak_rss_bytes() / 0x1p30);
     }
     telemetry_close(&t.telemetry);
-    logger_close(t.log);
+    if (t.log) logger_close(t.log);
     dataloader_close(t.data);
     dataloader_close(t.val);
     model_close(&t.model);

@@ -11,6 +11,7 @@
 #ifndef LLMC_TRAINER_H
 #define LLMC_TRAINER_H
 
+#include "comm.h"
 #include "options.h"
 
 C_BEGIN
@@ -19,6 +20,7 @@ typedef struct { /* what the program knows of its machine */
     const Ops *ops;
     const char *isa; /* "amx" ... */
     int threads;
+    Comm *comm; /* train only */
 } Machine;
 
 /* Dies on errors; returns when the run is complete or was interrupted and saved. */

@@ -214,10 +214,16 @@ void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, cons
     for (int i = 0; i < table->count; i++) zero->shard[i].master = own_tensor(zero, arena, table->param[i].master, i);
     place_prepared(zero, recipe, arena);
     if (zero_sharded(zero)) {
+        size_t largest = 0;
         arena->purpose = PURPOSE_WORKSPACE;
         size_t bytes = (size_t)table->count * sizeof *zero->amax;
         zero->amax = arena_take(arena, bytes);
         zero->amax_work = arena_take(arena, comm_all_reduce_work(bytes, ranks_of(zero)));
+        for (int i = 0; i < table->count; i++) {
+            size_t whole = (size_t)(table->param[i].rows_padded * table->param[i].cols) * sizeof(float);
+            if (whole > largest) largest = whole;
+        }
+        zero->whole = arena_take(arena, largest);
     }
     if (train) place_training(zero, arena);
 }
@@ -447,6 +453,45 @@ ParamSlice zero_slice(const Zero *zero, int i)
                         .decay = p->decay};
 }
 
+/* ---- whole tensors, for checkpoints ---- */
+
+static Tensor member_of(const Zero *zero, int i, ShardMember member)
+{
+    const Shard *s = &zero->shard[i];
+    return member == SHARD_MASTER ? s->master : member == SHARD_M ? s->m : s->v;
+}
+
+Tensor zero_whole(const Zero *zero, int i, ShardMember member)
+{
+    const Param *p = &zero->table->param[i];
+    Tensor own = member_of(zero, i, member);
+    if (!zero_sharded(zero)) return own;
+    return (Tensor){zero->whole, own.dtype, p->rows_padded, p->cols, p->cols};
+}
+
+Tensor zero_gather(const Zero *zero, int i, ShardMember member)
+{
+    const Shard *s = &zero->shard[i];
+    Comm *c = zero->sharding.comm;
+    Tensor whole = zero_whole(zero, i, member);
+    if (!zero_sharded(zero)) return whole;
+    if (s->rows)
+        zero->ops->copy(tensor_rows(whole, s->row0, s->rows), tensor_rows(member_of(zero, i, member), 0, s->rows));
+    size_t row_bytes = (size_t)whole.cols * dtype_bytes(whole.dtype);
+    Piece piece = {0, 0, 16 * row_bytes, (size_t)zero->table->param[i].rows * row_bytes};
+    Bucket bucket = {whole.data, false, 1, &piece};
+    c->finish(c, c->all_gather_start(c, bucket, bucket));
+    return whole;
+}
+
+void zero_take(const Zero *zero, int i, ShardMember member)
+{
+    const Shard *s = &zero->shard[i];
+    if (!zero_sharded(zero) || !s->rows) return;
+    zero->ops->copy(tensor_rows(member_of(zero, i, member), 0, s->rows),
+                    tensor_rows(zero_whole(zero, i, member), s->row0, s->rows));
+}
+
 /* ---- start and hash, in host memory by pieces of whole rows ---- */
 
 enum { HOST_ELEMENTS = 1 << 20 };
@@ -488,18 +533,6 @@ static uint64_t tensor_hash(const Ops *ops, Tensor t, uint64_t place)
     return sum;
 }
 
-uint64_t zero_sum_over_ranks(const Zero *zero, uint64_t value)
-{
-    Comm *c = zero->sharding.comm;
-    double limb[4], work[4 * 1024]; /* sums of 16 bits are exact */
-    if (c->ranks > 1024) die("more than 1024 ranks");
-    for (int i = 0; i < 4; i++) limb[i] = (double)(value >> 16 * i & 0xffff);
-    c->finish(c, c->all_reduce_sum_start(c, limb, 4, work));
-    value = 0;
-    for (int i = 0; i < 4; i++) value += (uint64_t)limb[i] << 16 * i;
-    return value;
-}
-
 uint64_t zero_state_hash(const Zero *zero)
 {
     uint64_t sum = 0;
@@ -510,5 +543,5 @@ uint64_t zero_state_hash(const Zero *zero)
         sum += tensor_hash(zero->ops, s.m, place + ((uint64_t)1 << 38));
         sum += tensor_hash(zero->ops, s.v, place + ((uint64_t)2 << 38));
     }
-    return zero_sharded(zero) ? zero_sum_over_ranks(zero, sum) : sum;
+    return zero_sharded(zero) ? comm_sum_u64(zero->sharding.comm, sum) : sum;
 }

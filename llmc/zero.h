@@ -72,6 +72,7 @@ typedef struct {
     int reducing[3]; /* the bucket whose contribution is in a slot and being reduced, or -1; 2: embedding, head */
     float *amax;     /* [table->count] */
     void *amax_work;
+    void *whole; /* room for one whole tensor: checkpoints */
     bool train;
 } Zero;
 
@@ -91,7 +92,13 @@ void zero_finish_gradients(Zero *zero);
 /* 64-bit hash of masters, m and v: a sum over 16-row pieces, so that shards add up to the whole's. Waits for the
  * backend; on several ranks all call it. Padding rows never enter. */
 uint64_t zero_state_hash(const Zero *zero);
-uint64_t zero_sum_over_ranks(const Zero *zero, uint64_t value); /* modulo 2^64 */
+
+/* One tensor whole, for checkpoints: the memory where it stands whole (the tensor itself where it is); every rank's rows
+ * gathered there, called by all ranks; and own rows taken from there. Valid until the next call. */
+typedef enum { SHARD_MASTER, SHARD_M, SHARD_V } ShardMember;
+Tensor zero_whole(const Zero *zero, int param, ShardMember member);
+Tensor zero_gather(const Zero *zero, int param, ShardMember member);
+void zero_take(const Zero *zero, int param, ShardMember member);
 
 C_END
 #endif
