@@ -86,6 +86,7 @@ struct Comm {
     double hang_timeout_s;  /* the caller's; 600 after comm_open, 0: waits for ever */
     bool (*stopping)(void); /* the caller's, or NULL: whether SIGTERM has come. Then a wait says what it waits for */
     size_t bytes_sent;      /* payload that this rank has sent so far, see above */
+    double waited_s; /* seconds that this rank has spent in finish: who waits least is what the others wait for */
 
     /* Own shares of `sum` += own shares of every rank's `contribution`, one IEEE FP32 addition per element and rank.
      * Both are floats and have the same pieces; contribution is whole. In fast order both may be one whole buffer: its

@@ -312,7 +312,9 @@ static void finish(Comm *c, Request request)
     if (request == 0) return;
     Exchange *e = &mpi.exchange[request - 1];
     if (request < 0 || request > COMM_IN_FLIGHT || !e->name) die("finish: request %d is not in flight", request);
+    double start = now_seconds();
     wait_for(c, e);
+    c->waited_s += now_seconds() - start;
     combine_values(c, e);
     e->name = NULL;
 }

@@ -84,6 +84,7 @@ int model_plan(Model *model, const ModelSpec *spec, const Ops *ops, Error *error
 {
     *model = (Model){.spec = *spec, .ops = ops};
     if (!model->spec.sharding.comm) model->spec.sharding.comm = comm_alone();
+    model->spec.sharding.micro_steps = spec->micro_steps;
     if (recipe_make(&model->recipe, &model->spec.config, &spec->recipe, error)) return -1;
     if (check_tokens(spec, &model->recipe, error)) {
         recipe_free(&model->recipe);

@@ -25,10 +25,7 @@ static void sum_over_ranks(const Optimizer *optimizer, double *x, int64_t n)
     c->finish(c, c->all_reduce_sum_start(c, x, n, optimizer->work));
 }
 
-static void zero_doubles(const Ops *ops, double *x, int64_t n)
-{
-    ops->zero((Tensor){x, DTYPE_FP32, 1, 2 * n, 2 * n});
-}
+static void zero_doubles(const Ops *ops, double *x, int64_t n) { ops->zero((Tensor){x, DTYPE_FP32, 1, 2 * n, 2 * n}); }
 
 StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
 {

@@ -67,6 +67,8 @@ typedef struct {
     bool overwrite, allow_recipe_change;
     int64_t ranks, zero_stage; /* ranks: plan's option; of a run those that were started */
     double hang_timeout_s;
+    bool deterministic_reduction;
+    int64_t straggler_every; /* steps; 0: never */
 
     /* machine */
     int64_t threads; /* 0: all cores this process may use */

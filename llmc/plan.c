@@ -65,4 +65,9 @@ void plan_print(const Model *model, int64_t global_batch_tokens)
     }
     plan_bytes_text(text, (double)arena->peak);
     printf("  %-20s %15zu %12s 100.0%%\n", "total", arena->peak, text);
+    if (model->spec.sharding.comm->ranks == 1) return;
+    size_t wire = zero_wire_bytes(&model->zero, &model->recipe, 0);
+    plan_bytes_text(text, (double)wire);
+    printf("\non the wire, per step   %zu bytes (%s), sent by all %d ranks at zero_stage %d\n", wire, text,
+           model->spec.sharding.comm->ranks, model->spec.sharding.stage);
 }

@@ -25,6 +25,7 @@ int start_spec(const Options *o, ModelSpec *spec, Error *error)
     if (options_model(o, &spec->config, error)) return -1;
     int64_t micro_batch = o->batch * spec->config.T * o->ranks; /* of all ranks at once */
     spec->sharding.stage = (int)o->zero_stage;
+    spec->sharding.order = o->deterministic_reduction ? REDUCE_ORDERED : REDUCE_FAST;
     if (o->global_batch_tokens % micro_batch)
         return error_set(error,
                          "global_batch_tokens %" PRId64 " is not a multiple of batch x seq_len x ranks = %" PRId64,

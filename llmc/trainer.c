@@ -41,6 +41,8 @@ typedef struct {
     int64_t global_batch;
     double peak_flops, started;
     int64_t started_step;
+    size_t wire_bytes; /* that this rank sent in the last step */
+    double busy_s;     /* that this rank has worked in steps since the last line on stragglers */
 } Trainer;
 
 /* ---- signals ---- */
@@ -238,6 +240,8 @@ static void start(Trainer *t, Options *o)
 
 /* ---- one step ---- */
 
+static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
 static void save(Trainer *t)
 {
     Error error;
@@ -308,10 +312,12 @@ static StepResult train_step(Trainer *t, Step *step, double *wait_ms)
     Batch *batch = xcalloc((size_t)s->micro_steps, sizeof *batch);
     for (int64_t m = 0; m < s->micro_steps; m++)
         batch[m] = model_upload(&t->model, m, data.tokens + m * N, data.targets + m * N);
+    size_t sent = t->machine->comm->bytes_sent;
     telemetry_gradients(&t->telemetry, step, batch);
     free(batch);
 
     StepResult result = optimizer_step(&t->model.optimizer, t->global_batch);
+    t->wire_bytes = t->machine->comm->bytes_sent - sent;
     if (!result.finite) stop_not_finite(t, &result);
     t->state.step++;
     t->state.last_batch_hash = data.hash;
@@ -321,8 +327,6 @@ static StepResult train_step(Trainer *t, Step *step, double *wait_ms)
 }
 
 /* ---- what is due after a step ---- */
-
-static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 static void print_token(void *context, int32_t token)
 {
@@ -351,7 +355,7 @@ static void print_sample(Trainer *t)
 typedef struct {
     double ms, wait_ms, tokens_per_s, mfu;
     Evaluation val;
-    uint64_t state_hash;
+    uint64_t state_hash, wire_bytes; /* wire_bytes: of all ranks */
     bool validated, hashed;
 } StepReport;
 
@@ -372,6 +376,7 @@ static void write_log(Trainer *t, const Step *step, const StepResult *r, const S
     json_add_float(line, "tokens_per_s", report->tokens_per_s);
     json_add_float(line, "mfu", report->mfu);
     json_add_float(line, "data_wait_ms", report->wait_ms);
+    if (t->machine->comm->ranks > 1) json_add_int(line, "wire_bytes", (int64_t)report->wire_bytes);
     snprintf(hash, sizeof hash, "%016" PRIx64, t->state.data_hash);
     json_add_string(line, "data_hash", hash);
     if (report->hashed) {
@@ -400,15 +405,39 @@ static void print_step(const Trainer *t, const Step *step, const StepResult *r, 
     fflush(stdout);
 }
 
+/* Every straggler_every steps: which rank worked longest while the others waited for it. */
+static void print_straggler(Trainer *t)
+{
+    Comm *c = t->machine->comm;
+    if (c->ranks == 1 || !due(t->state.step, t->options->straggler_every)) return;
+    double *busy = xcalloc((size_t)c->ranks, sizeof *busy), mean = 0;
+    void *work = xmalloc(comm_all_reduce_work((size_t)c->ranks * sizeof *busy, c->ranks));
+    int slowest = 0;
+    busy[c->rank] = t->busy_s;
+    c->finish(c, c->all_reduce_sum_start(c, busy, c->ranks, work));
+    for (int r = 0; r < c->ranks; r++) {
+        mean += busy[r] / c->ranks;
+        if (busy[r] > busy[slowest]) slowest = r;
+    }
+    printf("slowest of %d ranks in the last %" PRId64 " steps: rank %d, %.1f%% more work than the mean\n", c->ranks,
+           t->options->straggler_every, slowest, 100 * (busy[slowest] / mean - 1));
+    t->busy_s = 0;
+    free(busy);
+    free(work);
+}
+
 static void run_step(Trainer *t)
 {
     const Options *o = t->options;
     StepReport report = {0};
     Step step;
     Error error;
-    double began = now_seconds();
+    double began = now_seconds(), waited = t->machine->comm->waited_s;
     StepResult result = train_step(t, &step, &report.wait_ms);
     report.ms = (now_seconds() - began) * 1e3;
+    t->busy_s += report.ms * 1e-3 - (t->machine->comm->waited_s - waited);
+    print_straggler(t);
+    report.wire_bytes = comm_sum_u64(t->machine->comm, t->wire_bytes);
     report.tokens_per_s = (double)t->global_batch / report.ms * 1e3;
     report.mfu = report.tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops /
                  t->machine->comm->ranks;

@@ -15,6 +15,10 @@ static int slot_of(const Zero *zero, int bucket) { return is_table(zero->table, 
 static int ranks_of(const Zero *zero) { return zero->sharding.comm->ranks; }
 bool zero_sharded(const Zero *zero) { return ranks_of(zero) > 1 && zero->sharding.stage >= 1; }
 static bool sum_is_own(const Zero *zero) { return ranks_of(zero) > 1 && zero->sharding.stage >= 2; }
+static bool reduces_once(const Zero *zero)
+{
+    return ranks_of(zero) > 1 && zero->sharding.order == REDUCE_FAST && zero->sharding.stage <= 1;
+}
 static bool in_slots(const Zero *zero, int bucket)
 {
     return ranks_of(zero) > 1 && zero->sharding.stage == 3 && !is_table(zero->table, bucket);
@@ -95,6 +99,7 @@ static void place_contributions(Zero *zero, Arena *arena)
             size_t work = comm_reduce_scatter_work(&bucket, c->rank, c->ranks);
             if (work > most_work) most_work = work;
         }
+        if (reduces_once(zero) && slot != TABLE_SLOT) largest = 0;
         Tensor whole = arena_tensor(arena, DTYPE_FP32, 1, (int64_t)largest);
         void *work = arena_take(arena, most_work);
         for (int b = 0; b < table->buckets; b++) {
@@ -102,7 +107,7 @@ static void place_contributions(Zero *zero, Arena *arena)
             zero->bucket[b].work = work;
             for (int k = 0; k < zero->bucket[b].count; k++) {
                 int i = zero->bucket[b].first + k;
-                zero->shard[i].contribution = piece_of(whole, &table->param[i]);
+                if (largest) zero->shard[i].contribution = piece_of(whole, &table->param[i]);
             }
         }
     }
@@ -228,8 +233,11 @@ void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, cons
     if (train) place_training(zero, arena);
 }
 
+static void finish_all_gathers(Zero *zero);
+
 void zero_free(Zero *zero)
 {
+    if (zero->bucket) finish_all_gathers(zero); /* of weights that no pass has read */
     for (int b = 0; zero->bucket && b < zero->table->buckets; b++) {
         free(zero->bucket[b].gradient);
         free(zero->bucket[b].weight);
@@ -287,6 +295,7 @@ static void start_gather(Zero *zero, int b)
 
 static void finish_gather(Zero *zero, int b)
 {
+    if (!zero->bucket[b].gather) return;
     zero->sharding.comm->finish(zero->sharding.comm, zero->bucket[b].gather);
     zero->bucket[b].gather = 0;
 }
@@ -343,7 +352,10 @@ static void prepare_weights(void *context)
 /* ---- gradients ---- */
 
 /* Do products add into the sum itself? Else into the contribution. */
-static bool adds_directly(const Zero *zero, int b) { return ranks_of(zero) == 1 && !is_table(zero->table, b); }
+static bool adds_directly(const Zero *zero, int b)
+{
+    return (ranks_of(zero) == 1 || reduces_once(zero)) && !is_table(zero->table, b);
+}
 
 static void finish_reduction(Zero *zero, int slot)
 {
@@ -370,7 +382,7 @@ static void block_acquire(void *context, int bucket, Direction direction)
         fetch(zero, bucket);
         finish_gather(zero, bucket);
         fetch(zero, direction == FORWARD ? bucket + 1 : bucket - 1);
-    } else if (zero->bucket[bucket].gather) {
+    } else {
         finish_gather(zero, bucket);
     }
     if (direction != BACKWARD || adds_directly(zero, bucket)) return;
@@ -391,30 +403,95 @@ static void grads_ready(void *context, int bucket)
 {
     Zero *zero = context;
     BucketState *state = &zero->bucket[bucket];
-    if (adds_directly(zero, bucket)) return;
-    if (is_table(zero->table, bucket)) zero->contribution_bucket = -1;
-    if (ranks_of(zero) == 1) {
-        for (int i = state->first; i < state->first + state->count; i++)
+    bool alone = ranks_of(zero) == 1;
+    if (is_table(zero->table, bucket)) {
+        zero->contribution_bucket = -1;
+        for (int i = state->first; i < state->first + state->count && (alone || reduces_once(zero)); i++)
             zero->ops->add(zero->shard[i].sum, zero->shard[i].contribution);
-        return;
     }
+    if (alone || (reduces_once(zero) && ++state->ready < zero->sharding.micro_steps)) return;
+    state->ready = 0;
     Bucket sum = {zero->shard[state->first].sum.data, sum_is_own(zero), state->count, state->gradient};
     Bucket contribution = {zero->shard[state->first].contribution.data, false, state->count, state->gradient};
+    if (reduces_once(zero)) {
+        contribution = sum;
+        finish_reduction(zero, slot_of(zero, bucket)); /* its work is this one's */
+    }
     Comm *c = zero->sharding.comm;
     state->reduce = c->reduce_scatter_start(c, sum, contribution, zero->sharding.order, state->work);
     zero->reducing[slot_of(zero, bucket)] = bucket;
+}
+
+/* What this rank added up for the rows of others, who have it now. */
+static void forget_others(Zero *zero)
+{
+    for (int i = 0; i < zero->table->count; i++) {
+        const Shard *s = &zero->shard[i];
+        int64_t rows = zero->table->param[i].rows, end = s->row0 + s->rows;
+        if (s->row0) zero->ops->zero(tensor_rows(s->sum, 0, s->row0));
+        if (end < rows) zero->ops->zero(tensor_rows(s->sum, end, rows - end));
+    }
 }
 
 void zero_finish_gradients(Zero *zero)
 {
     Comm *c = zero->sharding.comm;
     for (int slot = 0; slot <= TABLE_SLOT; slot++) finish_reduction(zero, slot);
+    if (reduces_once(zero) && zero->sharding.stage == 1) forget_others(zero);
     if (c->ranks == 1 || zero->sharding.stage > 0) return;
     for (int b = 0; b < zero->table->buckets; b++) {
         BucketState *state = &zero->bucket[b];
         Bucket sum = {zero->shard[state->first].sum.data, false, state->count, state->gradient};
         c->finish(c, c->all_gather_start(c, sum, sum));
     }
+}
+
+/* ---- bytes on the wire ---- */
+
+/* Of a bucket's weights as they are gathered, in one phase. */
+static size_t gathered_bytes(const Zero *zero, const Recipe *recipe, int phase, int b)
+{
+    size_t bytes = 0;
+    for (int i = zero->bucket[b].first; i < zero->bucket[b].first + zero->bucket[b].count; i++) {
+        const Param *p = &zero->table->param[i];
+        const LinearFormats *f = formats_of(recipe, phase, p);
+        WeightPiece piece[WEIGHT_PIECES];
+        if (f && p->rows == p->rows_padded) {
+            Linear linear = {.weight = weight_operand(p, f)};
+            for (int k = zero->ops->weight_pieces(&linear, piece) - 1; k >= 0; k--) bytes += piece[k].bytes;
+        } else {
+            bytes += (size_t)(p->rows * p->cols) * dtype_bytes(zero->shard[i].prepared.dtype);
+        }
+    }
+    return bytes;
+}
+
+/* Times that a block of stage 3 is gathered in a step: forward and backward of every micro-step, but the last two blocks
+ * of a forward pass and the first two of a backward pass are still there for the pass that follows. */
+static int64_t times_gathered(const Zero *zero, int b)
+{
+    int64_t M = zero->sharding.micro_steps, L = zero->table->layers;
+    return 1 + (M - 1) * (b >= 2) + M * (b < L - 2);
+}
+
+size_t zero_wire_bytes(const Zero *zero, const Recipe *recipe, int phase)
+{
+    size_t others = (size_t)(ranks_of(zero) - 1), all = others + 1, bytes = 0, floats = 0, pieces = 0;
+    int64_t M = zero->sharding.micro_steps, reductions = reduces_once(zero) ? 1 : M;
+    if (others == 0) return 0;
+    for (int b = 0; b < zero->table->buckets; b++) {
+        const BucketState *state = &zero->bucket[b];
+        Bucket gradient = {NULL, false, state->count, state->gradient};
+        int64_t gathers = !zero_sharded(zero) ? 0 : in_slots(zero, b) ? times_gathered(zero, b) : 1;
+        bytes += others * bucket_bytes(&gradient) * (size_t)reductions;
+        if (zero->sharding.stage == 0) bytes += others * bucket_bytes(&gradient);
+        bytes += others * gathered_bytes(zero, recipe, phase, b) * (size_t)gathers;
+    }
+    for (int i = 0; i < zero->table->count; i++) pieces += (size_t)param_pieces(&zero->table->param[i]);
+    floats = zero_sharded(zero) ? (size_t)zero->table->count : 0;
+    if (!zero_sharded(zero)) pieces = 0;
+    /* every rank sends all values to every other: amax of matrices, pieces of the norm, losses */
+    return bytes + all * others * (floats * sizeof(float) + (pieces + (size_t)M * all) * sizeof(double));
 }
 
 /* ---- the model's pointers ---- */

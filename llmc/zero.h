@@ -22,7 +22,8 @@
  * several additions (chunks of tokens, both ends of a tied table) whose order must not depend on what was in the sum
  * before. On several ranks every bucket has a contribution: grads_ready starts its reduction, which adds rank 0's, rank
  * 1's, ... to the owners' sums (so over micro-batches in the order j = m R + r, as one rank would), and the memory is
- * waited for when the next bucket needs it: blocks take turns in two slots, embedding and head share one.
+ * waited for when the next bucket needs it: blocks take turns in two slots, embedding and head share one. In fast order
+ * stages 0 and 1 add up all micro-steps in the rank's own whole sum first and reduce that once.
  *
  * Floor 3.
  */
@@ -36,8 +37,9 @@ C_BEGIN
 
 typedef struct { /* how a run is spread */
     Comm *comm;
-    int stage;         /* 0 .. 3; without meaning on one rank */
-    ReduceOrder order; /* ordered: the same bits for any number of ranks */
+    int stage;           /* 0 .. 3; without meaning on one rank */
+    ReduceOrder order;   /* ordered: the same bits for any number of ranks */
+    int64_t micro_steps; /* of this rank */
 } Sharding;
 
 typedef struct {           /* one parameter's memory; absent where not used */
@@ -57,6 +59,7 @@ typedef struct {      /* one bucket's collectives */
     Piece *weight;    /* [weights] owned, made when views are placed */
     int weights;
     Request gather, reduce; /* in flight, or 0 */
+    int64_t ready;          /* micro-steps of this step whose gradient is in a sum that is reduced once */
     void *work;             /* of a reduction; shared like the contribution */
 } BucketState;
 
@@ -82,7 +85,10 @@ void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, cons
 void zero_free(Zero *zero);
 void zero_bind(Zero *zero, GPT *gpt); /* sets the model's pointers and its hooks */
 
-bool zero_sharded(const Zero *zero);                /* are masters, m and v split over ranks */
+bool zero_sharded(const Zero *zero); /* are masters, m and v split over ranks */
+/* Payload bytes that all ranks together send in one training step (gradients and update) of a phase: the formula that
+ * comm->bytes_sent is tested against. */
+size_t zero_wire_bytes(const Zero *zero, const Recipe *recipe, int phase);
 ParamSlice zero_slice(const Zero *zero, int param); /* what this rank's adamw updates: true rows, no padding */
 void zero_init_params(Zero *zero, uint64_t seed);   /* initial masters; m and v are zero */
 

@@ -67,7 +67,7 @@ field() { sed -n "s/.*\"$2\":\"\\{0,1\\}\\([^,\"}]*\\).*/\\1/p" <<<"$1"; } # fie
 
 log_lines() { wc -l <"$1/log.jsonl"; }                         # log_lines RUN
 log_line() { grep "^{\"step\":$2," "$1/log.jsonl"; }           # log_line RUN STEP
-bits() { sed -E 's/"(step_ms|tokens_per_s|mfu|data_wait_ms)":[^,}]*,//g' "$1/log.jsonl"; } # the log without times
+bits() { sed -E 's/"(step_ms|tokens_per_s|mfu|data_wait_ms|wire_bytes)":[^,}]*,//g' "$1/log.jsonl"; } # the log without times
 
 same_log() { # same_log RUN REFERENCE: equal but for times; says where not
     local difference

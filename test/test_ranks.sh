@@ -107,6 +107,52 @@ ranks 2 "$run" llama nvfp4 --zero_stage 2 --resume auto
 check "resharded 1 to 2: log" same_log "$run" "$reference"
 check "resharded: tensors" same_tensors "$run" "$reference"
 
+# ---- fast order: near, not equal; bytes on the wire as planned; the slowest rank is named
+
+shape='--arch llama --layers 4 --hidden 48 --heads 3 --seq_len 32 --batch 2 --global_batch_tokens 768'
+for precision in bf16 nvfp4; do
+    for stage in 0 1 2 3; do
+        for ordered in true false; do
+            name="$precision, 3 ranks, stage $stage, deterministic $ordered"
+            run=$scratch/wire
+            called="$name"
+            # shellcheck disable=SC2086 # words
+            timeout 60 scripts/run_local.sh -np 3 "$program" $shape --precision $precision --steps 4 --warmup_steps 0 --threads 1 \
+                --train_data "$scratch/train.bin" --straggler_every 2 --run_dir "$run" --overwrite --zero_stage $stage \
+                --deterministic_reduction $ordered >"$scratch/out" 2>"$scratch/err" </dev/null
+            code=$?
+            check "$name: exit code" exits 0
+            check "$name: the slowest rank" matches out '^slowest of 3 ranks in the last 2 steps: rank [0-2], [0-9.]+% more work'
+            loss=$(field "$(log_line "$run" 4)" loss)
+            [ $stage$ordered = 0true ] && expected=$loss
+            check "$name: loss near that of stage 0" holds "($loss - $expected)^2 < 1e-6"
+            [ $ordered = true ] && check "$name: loss that of stage 0" same "$loss" "$expected"
+            sent=$(field "$(log_line "$run" 4)" wire_bytes)
+            # shellcheck disable=SC2086 # words
+            gpt plan $shape --precision $precision --ranks 3 --zero_stage $stage --deterministic_reduction $ordered
+            check "$name: bytes on the wire as planned" says out "on the wire, per step   $sent bytes"
+        done
+    done
+done
+
+# ---- SIGTERM to one rank: all save and end
+
+run=$scratch/term
+# shellcheck disable=SC2046 # words
+timeout --kill-after=5 60 scripts/run_local.sh -np 3 "$program" $(options llama bf16) --steps 100000 --run_dir "$run" \
+    --zero_stage 3 >"$scratch/out" 2>"$scratch/err" </dev/null &
+child=$!
+trainers() { pgrep -f -- "--run_dir $run" | while read -r pid; do [ "$(basename "$(readlink "/proc/$pid/exe")")" = train_gpt ] && echo "$pid"; done; }
+for _ in {1..200}; do [ "$(grep -c '^step ' "$scratch/out")" -ge 5 ] && break; sleep 0.1; done
+kill -TERM "$(trainers | tail -n 1)"
+wait $child
+code=$?
+child=
+called="one of three ranks gets SIGTERM"
+check "SIGTERM: exit code" exits 0
+check "SIGTERM: says so" matches out '^stopped after step [0-9]+ and saved'
+check "SIGTERM: saved the last step" same "$(newest_step "$run")" "$(log_lines "$run")"
+
 # ---- what is refused
 
 ranks 5 "$scratch/no" llama bf16
