@@ -6,7 +6,7 @@
 # Each rank gets its share of the cores (OMP_NUM_THREADS, unless set).
 set -euo pipefail
 usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2 && exit 2; }
-[ "${1:-}" = -np ] && [[ ${2:-} =~ ^[1-9][0-9]*$ ]] && [ $# -ge 3 ] || usage
+if [ $# -lt 3 ] || [ "$1" != -np ] || ! [[ $2 =~ ^[1-9][0-9]*$ ]]; then usage; fi
 command -v mpirun >/dev/null || { echo "run_local: no mpirun; install it (apt-get install libopenmpi-dev openmpi-bin) and build again" >&2 && exit 1; }
 cores=$(getconf _NPROCESSORS_ONLN) ranks=$2
 threads=$((cores / ranks > 0 ? cores / ranks : 1))

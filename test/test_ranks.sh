@@ -2,7 +2,7 @@
 # Many ranks: any number of ranks at any ZeRO stage gives the log (losses, norms, data and state hashes) and the final
 # tensors of one rank on the same micro-batches, also through checkpoints that other numbers of ranks go on from; a rank
 # that is killed or stopped ends the job with a message, and a new start resumes. LLMC_TEST_ALL=1 runs the whole grid.
-# shellcheck source=test/lib.sh
+# shellcheck source=test/lib.sh disable=SC2317 # functions that only `check` calls
 source "$(dirname "$0")/lib.sh"
 
 if ! command -v mpirun >/dev/null || ! "$program" plan --ranks 2 --layers 1 >/dev/null 2>&1 || ! ldd "$program" | grep -q libmpi; then
@@ -117,7 +117,7 @@ for precision in bf16 nvfp4; do
             run=$scratch/wire
             called="$name"
             # shellcheck disable=SC2086 # words
-            timeout 60 scripts/run_local.sh -np 3 "$program" $shape --precision $precision --steps 4 --warmup_steps 0 --threads 1 \
+            timeout --kill-after=5 60 scripts/run_local.sh -np 3 "$program" $shape --precision $precision --steps 4 --warmup_steps 0 --threads 1 \
                 --train_data "$scratch/train.bin" --straggler_every 2 --run_dir "$run" --overwrite --zero_stage $stage \
                 --deterministic_reduction $ordered >"$scratch/out" 2>"$scratch/err" </dev/null
             code=$?
@@ -162,35 +162,54 @@ check "5 ranks do not divide 84: no run folder" not test -e "$scratch/no"
 ranks 2 "$scratch/no" llama nvfp4 --telemetry_every 1
 check "telemetry: refused" says err "they need one rank"
 called="plan under mpirun"
-timeout 60 scripts/run_local.sh -np 2 "$program" plan --layers 1 >"$scratch/out" 2>"$scratch/err" </dev/null
+timeout --kill-after=5 60 scripts/run_local.sh -np 2 "$program" plan --layers 1 >"$scratch/out" 2>"$scratch/err" </dev/null
 code=$?
 check "plan on two ranks: refused" says err "plan is one process"
 
-# ---- a rank that dies or stops
+# ---- a rank that dies or stops, at some instant; then a new start resumes
 
-for signal in KILL STOP; do
-    run=$scratch/$signal
-    rm -rf "$run"
+hurt() { # hurt SIGNAL SECONDS-AFTER-STEP-3 RUN
+    local signal=$1 victim started last
+    run=$3
     # shellcheck disable=SC2046 # words
     timeout --kill-after=5 60 scripts/run_local.sh -np 4 "$program" $(options llama bf16) --steps 100000 --run_dir "$run" \
-        --zero_stage 2 --hang_timeout_s 3 >"$scratch/out" 2>"$scratch/err" </dev/null &
+        --zero_stage 2 --hang_timeout_s 3 --resume auto >"$scratch/out" 2>"$scratch/err" </dev/null &
     child=$!
-    for _ in {1..200}; do [ "$(grep -c '^step ' "$scratch/out")" -ge 5 ] && break; sleep 0.1; done
-    victim=$(pgrep -f -- "--run_dir $run" | while read -r pid; do [ "$(basename "$(readlink "/proc/$pid/exe")")" = train_gpt ] && echo "$pid"; done | tail -n 1)
+    for _ in {1..200}; do [ "$(grep -c '^step ' "$scratch/out")" -ge 3 ] && break; sleep 0.1; done
+    sleep "$2"
+    victim=$(trainers | sed -n "$((1 + RANDOM % 4))p")
     kill -"$signal" "$victim"
     started=$SECONDS
     wait $child
     code=$?
     child=
-    called="a rank gets SIG$signal"
+    called="a rank gets SIG$signal $2 s after its third step"
     check "SIG$signal: the job fails" not exits 0
     check "SIG$signal: within 10 s" holds "$((SECONDS - started)) <= 10"
     kill -KILL "$victim" 2>/dev/null
     check "SIG$signal: no orphan" same "$(pgrep -cf -- "--run_dir $run")" 0
-    [ $signal = STOP ] && check "SIG$signal: a message names rank, step and operation" matches err 'error: rank [0-9]+ on .*step [0-9]+'
+    [ "$signal" = STOP ] && check "SIG$signal: a message names rank, step and operation" matches err 'error: rank [0-9]+ on .*step [0-9]+'
     last=$(newest_step "$run")
     ranks 4 "$run" llama bf16 --steps $((last + 2)) --resume auto
     check "SIG$signal: a new start resumes" exits 0
     check "SIG$signal: and goes on" same "$(log_lines "$run")" $((last + 2))
-done
+}
+RANDOM=7
+for ((i = 0; i < (long == 1 ? 20 : 5); i++)); do hurt KILL "0.$((RANDOM % 90 + 10))" "$scratch/killed"; done
+hurt STOP 0.2 "$scratch/stopped"
+
+# ---- rank 0 cannot write, and a damaged checkpoint
+
+run=$scratch/blocked
+mkdir "$run" && touch "$run/checkpoints" # a file where the folder should be
+ranks 3 "$run" llama bf16 --zero_stage 1
+check "blocked: exit code" not exits 0
+check "blocked: says where" matches err 'error: rank 0 on .*checkpoint of step 2: .*checkpoints'
+run=$scratch/damaged
+ranks 3 "$run" llama bf16
+printf 'x' | dd of="$(step_dir "$run" 6)/optimizer.safetensors" bs=1 seek=4000 conv=notrunc 2>/dev/null
+ranks 2 "$run" llama bf16 --steps 7 --resume auto --zero_stage 3
+check "damaged: resumes from the one before" exits 0
+check "damaged: and says so" says err "skipped $run/checkpoints/step_00000006"
+check "damaged: says it once" same "$(grep -c skipped "$scratch/err")" 1
 finish
