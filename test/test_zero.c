@@ -100,6 +100,7 @@ static void test_memory(void)
         }
         if (stage == 3) {
             size_t tables = of[PURPOSE_PREPARED] - 2 * block;
+            model_close(&model);
             plan(&model, PRECISION_NVFP4, 2, &comm);
             CHECK(of[PURPOSE_PREPARED] < model.arena.bytes[PURPOSE_PREPARED], "stage 3 takes as much as stage 2");
             CHECK(tables < 2 * (size_t)(300 + 384) * 256 * 2, "two blocks and the tables: %zu more", tables);
