@@ -1,4 +1,5 @@
-/* See zero.h. */
+/* See zero.h. Order: memory, weights, gradients, bytes on the wire, the model's pointers, whole tensors, start and hash.
+ * Over 600 lines because the four stages are one set of cases over the same memory: split, each case would be read twice. */
 #include "zero.h"
 
 #include "numerics.h"
