@@ -199,7 +199,6 @@ void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, cons
     *zero = (Zero){.table = table,
                    .ops = ops,
                    .sharding = *sharding,
-                   .train = train,
                    .contribution_bucket = -1,
                    .held = {-1, -1},
                    .reducing = {-1, -1, -1}};

@@ -49,7 +49,6 @@ typedef struct {           /* one parameter's memory; absent where not used */
     Tensor contribution;   /* [rows_padded, cols] */
     Tensor prepared;       /* what is read, where plain: on one rank often the master itself */
     size_t prepared_bytes; /* memory at prepared.data for the views of any phase; 0: the master is the view */
-    float amax;            /* of a sharded NVFP4 matrix, all ranks' */
 } Shard;
 
 typedef struct {      /* one bucket's collectives */
@@ -73,10 +72,9 @@ typedef struct {
     int contribution_bucket; /* of embedding and head: whose gradient is in the contribution, or -1 */
     int held[2];             /* stage 3: the block whose weights are in a slot, or -1 */
     int reducing[3]; /* the bucket whose contribution is in a slot and being reduced, or -1; 2: embedding, head */
-    float *amax;     /* [table->count] */
+    float *amax;     /* [table->count] of sharded NVFP4 matrices, over all ranks */
     void *amax_work;
     void *whole; /* room for one whole tensor: checkpoints */
-    bool train;
 } Zero;
 
 /* Places everything in the arena (or counts); without `train` only weights. Pointers must outlive the Zero. */
