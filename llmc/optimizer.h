@@ -26,6 +26,8 @@ void optimizer_create(Optimizer *optimizer, Zero *zero, int64_t micro_batches, A
 /* After gpt_gradients: updates masters, m and v, and prepares the weights. `tokens` of the global batch. */
 StepResult optimizer_step(Optimizer *optimizer, int64_t tokens);
 
+int64_t optimizer_bad_loss(const Optimizer *optimizer); /* first micro-batch whose loss was not finite, or -1 */
+
 typedef struct { /* gradient of one parameter, for messages; of the last optimizer_step */
     double norm;
     bool finite;

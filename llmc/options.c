@@ -154,6 +154,7 @@ static const Option OPTIONS[] = {
     INT(sample_every, "0", 0, STEPS_MAX, MODEL, "steps between samples"),
     INT(sample_tokens, "128", 1, 1 << 20, TRAIN, "tokens of a sample"),
     INT(checkpoint_every, "0", 0, STEPS_MAX, TRAIN, "steps between checkpoints"),
+    BOOL(checkpoint_async, "false", MODEL, "training goes on while one is written"),
     INT(keep_checkpoints, "2", 0, STEPS_MAX, TRAIN, "newest ones that stay; 0: all"),
     INT(hash_every, "0", 0, STEPS_MAX, TRAIN, "steps between lines with state_hash"),
     INT(telemetry_every, "0", 0, STEPS_MAX, TRAIN, "steps between quantization errors"),

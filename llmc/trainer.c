@@ -35,7 +35,8 @@ typedef struct {
     DataLoader *data, *val; /* val NULL: no validation */
     Logger *log;
     RunState state;     /* of the steps done */
-    int64_t saved_step; /* the newest step on the disk, or -1 */
+    int64_t saved_step; /* the newest step on the disk or on its way there, or -1 */
+    CheckpointWriter writer;
     char *config_text;
     Schedule schedule;
     int64_t global_batch;
@@ -222,7 +223,8 @@ static void start(Trainer *t, Options *o)
     t->state = from.state;
     t->saved_step = from.dir ? from.state.step : -1;
     if (model_open(&t->model, &spec, t->machine->ops, &error)) die_usage("%s", error.text);
-    if (from.dir && checkpoint_load(from.dir, &t->model, true, &error)) die("resume: %s", error.text);
+    if (from.dir && checkpoint_load(from.dir, &t->model, from.state.optimizer_files, &error))
+        die("resume: %s", error.text);
     if (from.dir && zero_state_hash(&t->model.zero) != t->state.state_hash)
         die("resume: the state read from %s is not the one that was saved; this is a bug", from.dir);
 
@@ -242,14 +244,31 @@ static void start(Trainer *t, Options *o)
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-static void save(Trainer *t)
+/* After a call of the checkpoint's writer: 0, or how it failed. */
+static void check_saved(const Trainer *t, int status, const Error *error)
+{
+    if (status > 0) comm_await_end(t->machine->comm, "checkpoint of step %" PRId64 ": %s", t->saved_step, error->text);
+    if (status)
+        die("checkpoint of step %" PRId64 ": %s; the checkpoints before are as they were", t->saved_step, error->text);
+}
+
+static void finish_saving(Trainer *t)
 {
     Error error;
+    check_saved(t, checkpoint_finish(&t->writer, &error), &error);
+}
+
+static void save(Trainer *t, bool background)
+{
+    const Options *o = t->options;
+    Error error;
+    finish_saving(t);
     t->state.state_hash = zero_state_hash(&t->model.zero);
-    if (checkpoint_write(t->options->run_dir, &t->model, &t->state, t->config_text, t->options->keep_checkpoints,
-                         &error))
-        die("checkpoint of step %" PRId64 ": %s; the checkpoints before are as they were", t->state.step, error.text);
     t->saved_step = t->state.step;
+    check_saved(t,
+                checkpoint_start(&t->writer, o->run_dir, &t->model, &t->state, t->config_text, o->keep_checkpoints,
+                                 background, &error),
+                &error);
 }
 
 static void print_layers(const Trainer *t)
@@ -268,16 +287,23 @@ static void print_layers(const Trainer *t)
 
 static const char *instead_of(const Options *options) { return options->overwrite ? " instead of --overwrite" : ""; }
 
-static void stop_not_finite(const Trainer *t, const StepResult *r)
+static void stop_not_finite(Trainer *t, const StepResult *r)
 {
     Comm *comm = t->machine->comm;
-    if (comm->rank > 0) comm->barrier(comm); /* ends with rank 0, which speaks for all */
+    int64_t bad = optimizer_bad_loss(&t->model.optimizer);
+    char whose[64] = "";
+    if (comm->ranks > 1 && bad >= 0)
+        snprintf(whose, sizeof whose, " (first that of rank %" PRId64 ")", bad % comm->ranks);
+    finish_saving(t);
+    if (comm->rank > 0)
+        comm_await_end(comm, "step %" PRId64 ", forward and backward: %s is not finite%s", t->state.step + 1,
+                       isfinite(r->loss) ? "the gradient norm" : "the loss", whose);
     print_layers(t);
-    die("step %" PRId64 ": %s is %g; weights and moments are those of step %" PRId64
+    die("step %" PRId64 ": %s is %g%s; weights and moments are those of step %" PRId64
         ". Replay: the same command with --resume auto%s%s; a lower --lr may help, in a new run "
         "--precision fp32 or a longer --warmup_steps too",
         t->state.step + 1, isfinite(r->loss) ? "the gradient norm" : "the loss",
-        isfinite(r->loss) ? r->grad_norm : r->loss, t->state.step, instead_of(t->options),
+        isfinite(r->loss) ? r->grad_norm : r->loss, whose, t->state.step, instead_of(t->options),
         checkpoint_count(t->options->run_dir) ? "" : " (no checkpoint yet: it starts from step 0)");
 }
 
@@ -291,7 +317,8 @@ static StepResult train_step(Trainer *t, Step *step, double *wait_ms)
     Error error;
     if (dataloader_next(t->data, &data, &error)) {
         if (t->machine->comm->ranks > 1) die("train_data: %s", error.text); /* the others are already in the step */
-        if (t->state.step > t->saved_step) save(t);
+        if (t->state.step > t->saved_step) save(t, false);
+        finish_saving(t);
         die("train_data: %s; step %" PRId64 " was saved", error.text, t->state.step);
     }
     *wait_ms = data.wait_ms;
@@ -451,7 +478,17 @@ static void run_step(Trainer *t)
     if (t->log) write_log(t, &step, &result, &report);
     print_step(t, &step, &result, &report);
     if (due(t->state.step, o->sample_every)) print_sample(t);
-    if (o->checkpoint_every && (due(t->state.step, o->checkpoint_every) || last)) save(t);
+    if (o->checkpoint_every && (due(t->state.step, o->checkpoint_every) || last)) save(t, o->checkpoint_async);
+}
+
+/* Between steps, all ranks alike: whether to stop; ends a checkpoint that all have written. */
+static bool settle(Trainer *t)
+{
+    Comm *comm = t->machine->comm;
+    enum { STOP = 1 << 20 }; /* above any number of ranks */
+    uint64_t sum = comm_sum_u64(comm, (interrupted ? STOP : 0) + (uint64_t)checkpoint_ready(&t->writer));
+    if (sum % STOP == (uint64_t)comm->ranks) finish_saving(t);
+    return sum >= STOP;
 }
 
 void trainer_run(const Options *options, const Machine *machine)
@@ -464,19 +501,21 @@ void trainer_run(const Options *options, const Machine *machine)
     t.started = now_seconds();
     t.started_step = t.state.step;
 
-    bool stop = false; /* all ranks or none */
-    while (t.state.step < options->steps && !(stop = comm_any(machine->comm, interrupted))) {
+    bool stop = false;
+    while (t.state.step < options->steps && !(stop = settle(&t))) {
         machine->comm->step = t.state.step + 1;
         run_step(&t);
     }
+    if (stop && t.state.step != t.saved_step) save(&t, false);
+    finish_saving(&t);
     if (stop) {
-        if (t.state.step != t.saved_step) save(&t);
         printf("stopped after step %" PRId64 " and saved; go on with the same command and --resume auto%s\n",
                t.state.step, instead_of(options));
     } else {
         printf("done: %" PRId64 " steps, %.0f s, peak memory %.2f GiB\n", t.state.step, now_seconds() - t.started,
                (double)peak_rss_bytes() / 0x1p30);
     }
+    checkpoint_close(&t.writer);
     telemetry_close(&t.telemetry);
     if (t.log) logger_close(t.log);
     dataloader_close(t.data);
