@@ -38,12 +38,11 @@ static void zero_losses_of_others(const Optimizer *optimizer)
     if (after.cols) optimizer->zero->ops->zero(after);
 }
 
-StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
+void optimizer_step(Optimizer *optimizer, int64_t tokens)
 {
     Zero *zero = optimizer->zero;
     const Ops *ops = zero->ops;
     double *piece = optimizer->piece;
-    StepResult result;
 
     zero_finish_gradients(zero);
     if (zero_sharded(zero)) zero_doubles(ops, piece, optimizer->pieces);
@@ -61,8 +60,14 @@ StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
         ParamSlice slice = zero_slice(zero, i);
         ops->adamw(&slice, optimizer->result);
     }
+    ops->result_post(optimizer->result);
     gpt_enter_step(zero->gpt, zero->gpt->step + 1);
-    ops->copy_out(&result, optimizer->result, sizeof result);
+}
+
+StepResult optimizer_result(const Optimizer *optimizer)
+{
+    StepResult result;
+    optimizer->zero->ops->result_collect(&result);
     return result;
 }
 

@@ -29,6 +29,7 @@ typedef struct {
     gmem<int32_t> sorted;  /* [Vp + 1 + N]: embedding_backward's counting sort */
     gmem<float> attention; /* [N, NH]: attention_backward's row sums */
     ProductCounts counts;
+    bool fast_sums; /* a product may add into a gradient without a rounding of its own before */
 } CudaState;
 
 extern CudaState cuda;

@@ -1,0 +1,237 @@
+/* See gemm.cuh. Order: status, plans, products. */
+#include "gemm.cuh"
+
+#include <cublasLt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WORKSPACE = 32 << 20,  /* bytes for cuBLASLt; what NVIDIA advises from sm_90 on */
+    SUM_FLOATS = 16 << 20, /* of a product that is rounded before it is added: rows at a time */
+    PLANS_AT_FIRST = 64,
+    ALIGNMENT = 256 /* of an address, at most, that an algorithm may count on */
+};
+
+typedef struct { /* what an algorithm is chosen for */
+    int64_t M, N, K, a_ld, b_ld, out_ld;
+    DType in, out;
+    bool a_k_contiguous, b_k_contiguous, bias, add;
+    uint32_t a_align, b_align, out_align;
+} PlanKey;
+
+typedef struct {
+    PlanKey key;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t a, b, out; /* cuBLASLt's: its a is our b */
+    cublasLtMatmulAlgo_t algorithm;
+    bool fused_bias;
+} Plan;
+
+static struct {
+    cublasLtHandle_t handle;
+    Plan *plan; /* [count] owned */
+    int count, room;
+    char *workspace;
+    float *sum; /* [SUM_FLOATS] */
+    char library[32];
+} gemm;
+
+static void check(cublasStatus_t status, const char *what)
+{
+    if (status != CUBLAS_STATUS_SUCCESS)
+        die("%s: %s: %s; CUBLASLT_LOG_LEVEL=5 in the environment makes it say why", gemm_library(), what,
+            cublasLtGetStatusString(status));
+}
+
+const char *gemm_library(void)
+{
+    size_t version = cublasLtGetVersion();
+    snprintf(gemm.library, sizeof gemm.library, "cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100,
+             version % 100);
+    return gemm.library;
+}
+
+void gemm_open(void) { check(cublasLtCreate(&gemm.handle), "cublasLtCreate"); }
+
+void gemm_close(void)
+{
+    for (int i = 0; i < gemm.count; i++) {
+        cublasLtMatmulDescDestroy(gemm.plan[i].product);
+        cublasLtMatrixLayoutDestroy(gemm.plan[i].a);
+        cublasLtMatrixLayoutDestroy(gemm.plan[i].b);
+        cublasLtMatrixLayoutDestroy(gemm.plan[i].out);
+    }
+    free(gemm.plan);
+    cublasLtDestroy(gemm.handle);
+    memset(&gemm, 0, sizeof gemm);
+}
+
+size_t gemm_workspace_bytes(void) { return WORKSPACE + SUM_FLOATS * sizeof(float); }
+
+void gemm_workspace_set(void *memory)
+{
+    gemm.workspace = (char *)memory;
+    gemm.sum = (float *)(gemm.workspace + WORKSPACE);
+}
+
+/* ---- plans ---- */
+
+static cudaDataType_t type_of(DType dtype) { return dtype == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+/* Largest power of two, at most ALIGNMENT, that divides the address. */
+static uint32_t alignment_of(const void *data)
+{
+    uintptr_t address = (uintptr_t)data | ALIGNMENT;
+    return (uint32_t)(address & -address);
+}
+
+template <class T> static void set(Plan *p, cublasLtMatmulDescAttributes_t attribute, T value)
+{
+    check(cublasLtMatmulDescSetAttribute(p->product, attribute, &value, sizeof value), "matmul attribute");
+}
+
+template <class T>
+static void prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t attribute, T value)
+{
+    check(cublasLtMatmulPreferenceSetAttribute(p, attribute, &value, sizeof value), "preference");
+}
+
+/* A matrix with `rows` rows of our storage; its leading dimension counts elements. */
+static cublasLtMatrixLayout_t layout(DType dtype, int64_t rows, int64_t cols, int64_t ld)
+{
+    cublasLtMatrixLayout_t m;
+    check(cublasLtMatrixLayoutCreate(&m, type_of(dtype), (uint64_t)cols, (uint64_t)rows, ld), "matrix layout");
+    return m;
+}
+
+static cublasLtMatrixLayout_t input_layout(DType dtype, bool k_contiguous, int64_t outer, int64_t K, int64_t ld)
+{
+    return k_contiguous ? layout(dtype, outer, K, ld) : layout(dtype, K, outer, ld);
+}
+
+/* 1 and the algorithm, or 0: cuBLASLt has none. */
+static int choose(Plan *p)
+{
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found;
+    const PlanKey *k = &p->key;
+    int count = 0;
+    check(cublasLtMatmulPreferenceCreate(&preference), "preference");
+    prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)WORKSPACE);
+    prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+           (uint32_t)(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE));
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k->b_align);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k->a_align);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->out_align);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k->out_align);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gemm.handle, p->product, p->a, p->b, p->out, p->out,
+                                                           preference, 1, &found, &count);
+    cublasLtMatmulPreferenceDestroy(preference);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "heuristic");
+    if (status == CUBLAS_STATUS_SUCCESS && count > 0) p->algorithm = found.algo;
+    return status == CUBLAS_STATUS_SUCCESS && count > 0;
+}
+
+static void make_plan(Plan *p, PlanKey key)
+{
+    *p = Plan();
+    p->key = key;
+    check(cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "matmul descriptor");
+    set(p, CUBLASLT_MATMUL_DESC_TRANSA, key.b_k_contiguous ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(p, CUBLASLT_MATMUL_DESC_TRANSB, key.a_k_contiguous ? CUBLAS_OP_N : CUBLAS_OP_T);
+    p->a = input_layout(key.in, key.b_k_contiguous, key.N, key.K, key.b_ld);
+    p->b = input_layout(key.in, key.a_k_contiguous, key.M, key.K, key.a_ld);
+    p->out = layout(key.out, key.M, key.N, key.out_ld);
+    if (key.bias) { /* documented for an output of the bias's own type only: where it is refused, a kernel adds it */
+        set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
+        p->fused_bias = choose(p);
+        if (p->fused_bias) return;
+        set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
+    }
+    if (!choose(p))
+        die("%s has no algorithm for a product of %lld x %lld x %lld (dtype %d, ld %lld %lld %lld)", gemm_library(),
+            (long long)key.M, (long long)key.N, (long long)key.K, (int)key.in, (long long)key.a_ld, (long long)key.b_ld,
+            (long long)key.out_ld);
+}
+
+static Plan *plan_for(PlanKey key)
+{
+    for (int i = 0; i < gemm.count; i++)
+        if (!memcmp(&gemm.plan[i].key, &key, sizeof key)) return &gemm.plan[i];
+    if (gemm.count == gemm.room) {
+        gemm.room = gemm.room ? 2 * gemm.room : PLANS_AT_FIRST;
+        gemm.plan = (Plan *)xrealloc(gemm.plan, (size_t)gemm.room * sizeof *gemm.plan);
+    }
+    Plan *p = &gemm.plan[gemm.count];
+    make_plan(p, key);
+    gemm.count++;
+    return p;
+}
+
+/* ---- products ---- */
+
+enum { BIAS_THREADS = 256 };
+
+/* y += bias. A thread takes one column of every gridDim.y-th row, so that the bias is read once: 4 bytes per BF16 element
+ * read and written. */
+template <class T> __global__ void add_bias(Matrix<T> y, gmem<const float> bias)
+{
+    int64_t c = blockIdx.x * (int64_t)BIAS_THREADS + threadIdx.x;
+    if (c >= y.cols) return;
+    float b = bias.ld(c);
+    for (int64_t r = blockIdx.y; r < y.rows; r += gridDim.y) y.row(r).st(c, from_f32<T>(to_f32(y.row(r).ld(c)) + b));
+}
+
+static void multiply(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out, float alpha)
+{
+    PlanKey key;
+    memset(&key, 0, sizeof key); /* compared as bytes */
+    key.M = M, key.N = N, key.K = K;
+    key.a_ld = a.ld, key.b_ld = b.ld, key.out_ld = out.ld;
+    key.in = a.dtype, key.out = out.dtype;
+    key.a_k_contiguous = a.k_contiguous, key.b_k_contiguous = b.k_contiguous;
+    key.bias = out.bias != NULL, key.add = out.accumulate;
+    key.a_align = alignment_of(a.data), key.b_align = alignment_of(b.data), key.out_align = alignment_of(out.data);
+
+    Plan *p = plan_for(key);
+    float beta = out.accumulate ? 1.0f : 0.0f;
+    if (p->fused_bias) set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, out.bias);
+    check(cublasLtMatmul(gemm.handle, p->product, &alpha, b.data, p->a, a.data, p->b, &beta, out.data, p->out, out.data,
+                         p->out, &p->algorithm, gemm.workspace, WORKSPACE, cuda.stream),
+          "matmul");
+    if (out.bias && !p->fused_bias) {
+        Tensor y = {out.data, out.dtype, M, N, out.ld};
+        dim3 grid((unsigned)ceil_div(N, BIAS_THREADS), (unsigned)min_i64(M, 65535));
+        BY_DTYPE(out.dtype, T,
+                 add_bias<T>
+                 <<<grid, BIAS_THREADS, 0, cuda.stream>>>(matrix<T>(y), gmem<const float>((void *)out.bias)));
+        cuda_check(cudaGetLastError(), "add_bias");
+    }
+}
+
+/* The input from row (of M) `first` on. */
+static GemmInput rows_from(GemmInput a, int64_t first)
+{
+    int64_t elements = a.k_contiguous ? first * a.ld : first;
+    a.data = (const char *)a.data + (size_t)elements * dtype_bytes(a.dtype);
+    return a;
+}
+
+void cuda_gemm(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out, float alpha)
+{
+    if (!out.accumulate || cuda.fast_sums) {
+        multiply(M, N, K, a, b, out, alpha);
+        return;
+    }
+    int64_t most = SUM_FLOATS / N / 128 * 128; /* whole tiles of any algorithm */
+    if (most == 0) die("gemm: a gradient with rows of %lld elements; this is a bug", (long long)N);
+    for (int64_t row = 0; row < M; row += most) {
+        int64_t rows = min_i64(most, M - row);
+        GemmOutput part = {gemm.sum, DTYPE_FP32, N, NULL, false};
+        multiply(rows, N, K, rows_from(a, row), b, part, alpha);
+        cuda_add(Tensor{(float *)out.data + row * out.ld, DTYPE_FP32, rows, N, out.ld},
+                 Tensor{gemm.sum, DTYPE_FP32, rows, N, N});
+    }
+}

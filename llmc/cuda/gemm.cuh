@@ -1,0 +1,42 @@
+/* Matrix products by cuBLASLt: plain formats, row-major, FP32 accumulation.
+ *
+ *     out [M, N] (+)= A B^T,  both summed over K, each stored with k contiguous ([M, K]) or not ([K, M])
+ *
+ * Row-major is column-major of the transpose, so cuBLASLt computes out^T [N, M] = B A^T; its first matrix is our second.
+ * A plan (descriptors and the algorithm) is made once for every shape, layout and alignment and kept. The algorithm is the
+ * heuristic's first; none that adds in no fixed order (split-K in place) is admitted, so a plan's results are
+ * deterministic.
+ *
+ * Floor 2.
+ */
+#ifndef LLMC_CUDA_GEMM_CUH
+#define LLMC_CUDA_GEMM_CUH
+
+#include "cuda.cuh"
+
+typedef struct {
+    const void *data;
+    DType dtype;
+    int64_t ld;
+    bool k_contiguous;
+} GemmInput;
+
+typedef struct {
+    void *data;
+    DType dtype;
+    int64_t ld;
+    const void *bias; /* FP32 [N] added before the rounding to dtype, or NULL */
+    bool accumulate;  /* FP32 only; the product is rounded to FP32 before it is added, unless cuda.fast_sums */
+} GemmOutput;
+
+void gemm_open(void); /* after cuda.stream; dies when cuBLASLt does not work */
+void gemm_close(void);
+size_t gemm_workspace_bytes(void);
+void gemm_workspace_set(void *memory); /* 256-byte aligned */
+
+void cuda_gemm(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out, float alpha);
+
+/* "cuBLASLt 13.1.0": for messages. */
+const char *gemm_library(void);
+
+#endif
