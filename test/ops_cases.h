@@ -16,7 +16,7 @@ static double rounded(double x, DType dtype)
 
 /* Sizes with every remainder by 16 and 64, sums over one, two and three blocks of 64 rows. */
 static int64_t rows_of_run(Run *run) { return coin(run) ? pick(run, 1, 20) : pick(run, 60, 140); }
-static int64_t cols_of_run(Run *run) { return coin(run) ? pick(run, 1, 40) : pick(run, 60, 130); }
+static int64_t cols_of_run(Run *run) { return shape_cols(run, coin(run) ? pick(run, 1, 40) : pick(run, 60, 130)); }
 
 /* ---- operands ---- */
 
@@ -182,12 +182,10 @@ static void expect_sum(Run *run, Tensor sum, const double *value, int64_t rows, 
     for (int64_t k = 0; expected && k < rows * sum.cols; k++) expected[k % sum.cols] += value[k];
 }
 
-static void case_from_gradient(Run *run)
+static void gradient_case(Run *run, int64_t N, int64_t C, bool sums)
 {
-    bool blocks = run->round % 4 < 2; /* sums over several blocks of 64 rows */
-    int64_t N = blocks ? pick(run, 65, 200) : rows_of_run(run), C = cols_of_run(run);
     Tensor g = input(run, run->act, N, C, 1);
-    Tensor dbias = blocks ? inout(run, "dbias", DTYPE_FP32, 1, C, 1) : maybe_sum(run, "dbias", C);
+    Tensor dbias = sums ? inout(run, "dbias", DTYPE_FP32, 1, C, 1) : maybe_sum(run, "dbias", C);
     Operand dy = random_operand(run, N, C, g);
     double *y = values(N * C);
     for (int64_t k = 0; k < N * C; k++) y[k] = get(g, k / C, k % C);
@@ -197,6 +195,13 @@ static void case_from_gradient(Run *run)
     need(run, (Need){.N = N, .cols = C});
     ops(run)->operand_from_gradient(&dy, g, dbias);
     free(y);
+}
+
+static void case_from_gradient(Run *run)
+{
+    bool blocks = run->round % 4 < 2; /* sums over several blocks of 64 rows */
+    int64_t N = blocks ? pick(run, 65, 200) : rows_of_run(run);
+    gradient_case(run, N, cols_of_run(run), blocks);
 }
 
 static void case_from_activation_backward(Run *run)
@@ -300,9 +305,9 @@ static double in_order(Tensor dx, int64_t c, const int32_t *tokens, int32_t whic
     return (double)sum;
 }
 
-static void case_embedding(Run *run)
+static void embedding_case(Run *run, int64_t Vp, int64_t C)
 {
-    int64_t B = pick(run, 1, 3), T = pick(run, 1, 50), N = B * T, C = cols_of_run(run), Vp = 128, position0 = 0;
+    int64_t B = pick(run, 1, 3), T = pick(run, 1, 50), N = B * T, position0 = 0;
     bool learned = coin(run);
     if (learned && coin(run)) position0 = pick(run, 1, 9);
     int32_t *tokens = integers(run, N, 0, coin(run) ? Vp - 1 : 2); /* many or hardly any different ones */
@@ -332,6 +337,8 @@ static void case_embedding(Run *run)
     expect_stats(run, stats, x, &first);
 }
 
+static void case_embedding(Run *run) { embedding_case(run, 128, cols_of_run(run)); }
+
 static void case_residual_add(Run *run)
 {
     int64_t N = rows_of_run(run), C = cols_of_run(run);
@@ -348,7 +355,7 @@ static void case_residual_add(Run *run)
 
 static void case_norm_backward(Run *run)
 {
-    int64_t N = rows_of_run(run), C = pick(run, 2, 130);
+    int64_t N = rows_of_run(run), C = shape_cols(run, pick(run, 2, 130));
     Tensor x = input(run, run->act, N, C, 2), dy = input(run, run->act, N, C, 1);
     Norm norm = random_norm(run, C);
     Tensor stats = input_stats(run, x, &norm), dx = inout(run, "dx", run->act, N, C, 1);
@@ -378,9 +385,9 @@ static void case_norm_backward(Run *run)
 
 /* ---- classifier ---- */
 
-static void case_softmax(Run *run)
+static void softmax_case(Run *run, int64_t n, int64_t V)
 {
-    int64_t n = pick(run, 1, 40), V = coin(run) ? pick(run, 1, 128) : pick(run, 129, 300), Vp = round_up(V, 128);
+    int64_t Vp = round_up(V, 128);
     bool gradient = pick(run, 0, 3) > 0;
     Step step = {.loss_scale = 1.0f / 37};
     Tensor logits = inout(run, "logits", run->act, n, Vp, 3), losses = output(run, "losses", DTYPE_FP32, n, 1);
@@ -401,9 +408,14 @@ static void case_softmax(Run *run)
         for (int64_t c = V; c < Vp; c++) CHECK(get(logits, r, c) == 0, "padding [%d,%d]", (int)r, (int)c);
 }
 
-static void case_loss_sum(Run *run)
+static void case_softmax(Run *run)
 {
-    int64_t n = pick(run, 1, 100);
+    int64_t n = pick(run, 1, 40);
+    softmax_case(run, n, coin(run) ? pick(run, 1, 128) : pick(run, 129, 300));
+}
+
+static void loss_sum_case(Run *run, int64_t n)
+{
     Tensor losses = input(run, DTYPE_FP32, n, 1, 5), out = output(run, "sum", DTYPE_INT32, 1, 2);
     double sum, expected = 0;
     ops(run)->loss_sum((double *)out.data, losses);
@@ -411,6 +423,8 @@ static void case_loss_sum(Run *run)
     for (int64_t r = 0; r < n; r++) expected += get(losses, r, 0);
     CHECK(run->hostile || fabs(sum - expected) <= 1e-13 * (double)n * 5, "sum %.17g, expected %.17g", sum, expected);
 }
+
+static void case_loss_sum(Run *run) { loss_sum_case(run, pick(run, 1, 100)); }
 
 /* ---- memory and optimizer loops (what AdamW computes: test_optimizer.c) ---- */
 

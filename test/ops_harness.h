@@ -53,6 +53,7 @@ typedef struct {
     size_t workspace_bytes;
     const char *isa;
     int threads, round;
+    int64_t cols_factor, cols_multiple; /* what shape_cols makes of a number of columns; 0: nothing */
 } Run;
 
 /* ---- mirrors of device memory ---- */
@@ -159,6 +160,12 @@ static inline int64_t pick(Run *run, int64_t low, int64_t high) /* low .. high *
 }
 static inline bool coin(Run *run) { return random_bits(run) >> 40 & 1; }
 static inline double normal(Run *run) { return f64_inverse_normal(((double)(random_bits(run) >> 11) + 0.5) * 0x1p-53); }
+
+/* Cases pick few columns of any number; a test may ask for wider or for even shapes. */
+static inline int64_t shape_cols(const Run *run, int64_t cols)
+{
+    return round_up(cols * max_i64(run->cols_factor, 1), max_i64(run->cols_multiple, 1));
+}
 
 /* ---- elements ---- */
 
@@ -367,9 +374,9 @@ static inline void check_block(const Run *run, const HarnessBlock *b)
     for (int64_t k = 0; k < n; k++) {
         double got = get(b->t, k / b->t.cols, k % b->t.cols), error = fabs(got - b->expected[k]);
         double limit = b->bound > 0 ? b->bound * (fabs(b->expected[k]) + sqrt(squares / (double)n)) + 1e-15 : 0;
-        if (!CHECK(error <= limit, "%s, round %d, %s [%ld,%ld] is %.9g, expected %.9g", b->name, run->round,
-                   run->act == DTYPE_BF16 ? "bf16" : "fp32", (long)(k / b->t.cols), (long)(k % b->t.cols), got,
-                   b->expected[k]))
+        if (!CHECK(error <= limit, "%s, %s, round %d, %s [%ld,%ld] is %.9g, expected %.9g", run->isa, b->name,
+                   run->round, run->act == DTYPE_BF16 ? "bf16" : "fp32", (long)(k / b->t.cols), (long)(k % b->t.cols),
+                   got, b->expected[k]))
             return;
         errors += error * error;
         if (limit > 0) worst = fmax(worst, error / limit);
