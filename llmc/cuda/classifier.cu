@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
     if (threadIdx.x == 0) losses.st(blockIdx.x, (float)(f64_log((double)s.sum) + (double)s.largest - (double)x_target));
     if (!gradient) return;
 
-    float inverse = f32_div(1.0f, s.sum), scale = step.ld(0).step.loss_scale;
+    float inverse = f32_div(1.0f, s.sum), scale = load_struct(step).step.loss_scale;
     for (int64_t c = first; c < logits.cols; c += ROW_THREADS * W) {
         load_row<W>(x, row, c, logits.cols);
 #pragma unroll

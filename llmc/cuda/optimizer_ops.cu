@@ -108,31 +108,30 @@ __device__ inline double sum_in_order(gmem<const double> x, int64_t n, double (*
     return sum;
 }
 
-/* One block: 8 bytes a 16-row piece, nothing beside the gradients that the pieces were made of. */
+/* One block: 8 bytes a 16-row piece, nothing beside the gradients that the pieces were made of. `finite` is the step's
+ * flag, which stays 0 once it is. */
 __global__ void __launch_bounds__(BLOCK)
-    step_result(gmem<StepResult> result, gmem<const double> piece, int64_t pieces, gmem<const double> loss,
-                int64_t micro_batches, int64_t tokens, gmem<DeviceStep> step)
+    step_result(StepResult *result, gmem<const double> piece, int64_t pieces, gmem<const double> loss,
+                int64_t micro_batches, int64_t tokens, gmem<const DeviceStep> step, gmem<int32_t> finite)
 {
     __shared__ double tile[2][SUM_TILE];
     double squares = sum_in_order(piece, pieces, tile), sum = sum_in_order(loss, micro_batches, tile);
     if (threadIdx.x) return;
-    DeviceStep now = step.ld(0);
-    double limit = (double)now.step.grad_clip;
-    StepResult r = {sum / (double)tokens, sqrt(squares), 1.0f, 0};
-    r.finite = fabs(r.loss) < (double)INFINITY && fabs(r.grad_norm) < (double)INFINITY;
-    if (limit > 0 && r.grad_norm > limit) r.clip = (float)(limit / r.grad_norm);
-    result.st(0, r);
-    if (r.finite) return;
-    now.finite = 0; /* and stays so */
-    step.st(0, now);
+    double limit = (double)load_struct(step).step.grad_clip, mean = sum / (double)tokens, norm = sqrt(squares);
+    bool all_finite = fabs(mean) < (double)INFINITY && fabs(norm) < (double)INFINITY;
+    gmem<double>(&result->loss).st(0, mean);
+    gmem<double>(&result->grad_norm).st(0, norm);
+    gmem<float>(&result->clip).st(0, limit > 0 && norm > limit ? (float)(limit / norm) : 1.0f);
+    gmem<int32_t>(&result->finite).st(0, all_finite);
+    if (!all_finite) finite.st(0, 0);
 }
 
 void cuda_finish_step(StepResult *result, const double *piece, int64_t pieces, const double *loss,
                       int64_t micro_batches, int64_t tokens)
 {
-    step_result<<<1, BLOCK, 0, cuda.stream>>>(gmem<StepResult>(result), gmem<const double>(piece), pieces,
-                                              gmem<const double>(loss), micro_batches, tokens,
-                                              gmem<DeviceStep>((void *)cuda.step.p));
+    step_result<<<1, BLOCK, 0, cuda.stream>>>(result, gmem<const double>(piece), pieces, gmem<const double>(loss),
+                                              micro_batches, tokens, cuda.step,
+                                              gmem<int32_t>((void *)&cuda.step.p->finite));
     cuda_check(cudaGetLastError(), "finish_step");
 }
 
@@ -177,8 +176,8 @@ __global__ void __launch_bounds__(BLOCK)
     update_rows(Slice<T> p, gmem<const StepResult> result, gmem<const DeviceStep> step, int64_t chunks)
 {
     int64_t r = warp_number() / chunks, c = (warp_number() % chunks * WARP + lane_number()) * W, n = p.grad.cols;
-    StepResult of_step = result.ld(0);
-    DeviceStep now = step.ld(0);
+    StepResult of_step = load_struct(result);
+    DeviceStep now = load_struct(step);
     if (!of_step.finite || !now.finite || r >= p.grad.rows || c >= n) return;
     const Step &s = now.step;
     float g[W], m[W], v[W], w[W], zero[W] = {}, decay = p.decay ? s.weight_decay : 0.0f;

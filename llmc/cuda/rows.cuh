@@ -113,6 +113,21 @@ template <int W, class T> __device__ inline void store_row(gmem<T> row, int64_t 
     }
 }
 
+/* ---- structs of a multiple of 8 bytes ---- */
+
+template <class T> __device__ inline T load_struct(gmem<const T> at)
+{
+    constexpr int N = sizeof(T) / 8;
+    gmem<const uint64_t> from((const uint64_t *)at.p);
+    uint64_t word[N];
+    T x;
+    static_assert(sizeof(T) % 8 == 0, "a struct of whole words");
+#pragma unroll
+    for (int i = 0; i < N; i++) word[i] = from.ld(i);
+    memcpy(&x, word, sizeof x);
+    return x;
+}
+
 /* ---- a whole row in one warp ---- */
 
 /* The packs lane, lane + 32, ... of a row; the first KEPT stay in registers (2048 columns of BF16, 1024 of FP32), any
