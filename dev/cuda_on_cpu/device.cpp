@@ -1,0 +1,187 @@
+/* What the device says of itself, and error codes.
+ *
+ * One device, whose name says that it is none. Its limits are those that launch.cpp checks; its compute capability is
+ * CUDA_ON_CPU_CAPABILITY's, for programs that choose by it. It has few multiprocessors, so that grids sized by them are
+ * small.
+ */
+#include "internal.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace cuda_on_cpu
+{
+
+enum : int { MULTIPROCESSORS = 8 };
+
+static thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t set_error(cudaError_t error)
+{
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
+
+struct Name {
+    cudaError_t error;
+    const char *name, *text;
+};
+static const Name NAMES[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+};
+
+static Name name_of(cudaError_t error)
+{
+    for (const Name &name : NAMES)
+        if (name.error == error) return name;
+    return Name{error, "cudaErrorUnknown", "an error that cuda_on_cpu does not give"};
+}
+
+} // namespace cuda_on_cpu
+
+using namespace cuda_on_cpu;
+
+cudaError_t cudaGetLastError()
+{
+    cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+cudaError_t cudaPeekAtLastError() { return last_error; }
+const char *cudaGetErrorName(cudaError_t error) { return name_of(error).name; }
+const char *cudaGetErrorString(cudaError_t error) { return name_of(error).text; }
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) { return set_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
+{
+    if (device != 0) return set_error(cudaErrorInvalidDevice);
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "cuda_on_cpu (no GPU)");
+    p->totalGlobalMem = settings().memory_bytes;
+    p->sharedMemPerBlock = STATIC_SHARED_BYTES;
+    p->sharedMemPerBlockOptin = MAX_SHARED_BYTES;
+    p->sharedMemPerMultiprocessor = MAX_SHARED_BYTES + 1024;
+    p->reservedSharedMemPerBlock = 1024;
+    p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+    p->warpSize = 32;
+    p->maxThreadsPerBlock = 1024;
+    p->maxThreadsPerMultiProcessor = 2048;
+    p->maxBlocksPerMultiProcessor = 32;
+    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
+    p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = 0x7fffffff;
+    p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->major = settings().capability_major;
+    p->minor = settings().capability_minor;
+    p->multiProcessorCount = MULTIPROCESSORS;
+    p->concurrentKernels = 1;
+    p->asyncEngineCount = 1;
+    p->unifiedAddressing = 1;
+    p->streamPrioritiesSupported = 1;
+    p->l2CacheSize = 64 << 20;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device)
+{
+    cudaDeviceProp p;
+    if (cudaGetDeviceProperties(&p, device) != cudaSuccess) return cudaErrorInvalidDevice;
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = p.maxThreadsPerBlock;
+        break;
+    case cudaDevAttrMaxBlockDimX:
+        *value = p.maxThreadsDim[0];
+        break;
+    case cudaDevAttrMaxBlockDimY:
+        *value = p.maxThreadsDim[1];
+        break;
+    case cudaDevAttrMaxBlockDimZ:
+        *value = p.maxThreadsDim[2];
+        break;
+    case cudaDevAttrMaxGridDimX:
+        *value = p.maxGridSize[0];
+        break;
+    case cudaDevAttrMaxGridDimY:
+        *value = p.maxGridSize[1];
+        break;
+    case cudaDevAttrMaxGridDimZ:
+        *value = p.maxGridSize[2];
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = (int)p.sharedMemPerBlock;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = (int)p.sharedMemPerBlockOptin;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = (int)p.sharedMemPerMultiprocessor;
+        break;
+    case cudaDevAttrWarpSize:
+        *value = p.warpSize;
+        break;
+    case cudaDevAttrMultiProcessorCount:
+        *value = p.multiProcessorCount;
+        break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+        *value = p.maxThreadsPerMultiProcessor;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = p.major;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = p.minor;
+        break;
+    case cudaDevAttrL2CacheSize:
+        *value = p.l2CacheSize;
+        break;
+    case cudaDevAttrClockRate:
+        *value = 1000000;
+        break;
+    case cudaDevAttrMemoryClockRate:
+        *value = 1000000;
+        break;
+    case cudaDevAttrGlobalMemoryBusWidth:
+        *value = 1024;
+        break;
+    case cudaDevAttrMemoryPoolsSupported:
+        *value = 0;
+        break;
+    case cudaDevAttrCooperativeLaunch:
+        *value = 0;
+        break;
+    default:
+        return set_error(cudaErrorNotSupported);
+    }
+    return cudaSuccess;
+}

@@ -1,0 +1,117 @@
+/* The shared memory of one block, on the heap of the OS thread that plays it.
+ *
+ *     zone | dynamic | zone | first static variable met | zone | second | zone ...
+ *
+ * Variables are placed when the block's first thread reaches their declaration. Each is aligned as its type asks and
+ * not more, so that a 16-byte access to an array of floats is seen to be misaligned. Variables begin as 0xff bytes (NaN);
+ * zones hold another pattern, which is looked at when the block ends; AddressSanitizer reports an access at once.
+ */
+#include "internal.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#ifdef CUDA_ON_CPU_ASAN
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(begin, bytes)   ((void)0)
+#define ASAN_UNPOISON_MEMORY_REGION(begin, bytes) ((void)0)
+#endif
+
+namespace cuda_on_cpu
+{
+
+enum : size_t { ZONE_BYTES = 1024, ARENA_BYTES = MAX_SHARED_BYTES + (128 << 10), DYNAMIC_ALIGNMENT = 1024 };
+enum : int { UNWRITTEN = 0xff, ZONE = 0xa5 };
+
+SharedMemory::SharedMemory() : static_bytes(0), dynamic_variable{"(dynamic)", 0, DYNAMIC_ALIGNMENT}
+{
+    arena = (char *)aligned_alloc(DYNAMIC_ALIGNMENT, ARENA_BYTES);
+    if (!arena) fail("no memory for the shared memory of a block");
+    next = arena;
+}
+
+SharedMemory::~SharedMemory() { free(arena); }
+
+static void lay_zone(char *begin)
+{
+    memset(begin, ZONE, ZONE_BYTES);
+    ASAN_POISON_MEMORY_REGION(begin, ZONE_BYTES);
+}
+
+void SharedMemory::begin(size_t dynamic_bytes)
+{
+    dynamic_variable.bytes = dynamic_bytes;
+    if (dynamic_bytes) place(dynamic_variable);
+}
+
+char *SharedMemory::place(const SharedVariable &v)
+{
+    size_t alignment = v.alignment < 16 ? 16 : v.alignment;
+    uintptr_t at = (uintptr_t)next + ZONE_BYTES;
+    at = (at + alignment - 1) / alignment * alignment;
+    if (v.alignment < 16) at += v.alignment; /* not a multiple of more than it asks for */
+    char *begin = (char *)at;
+    if (&v != &dynamic_variable) static_bytes += v.bytes;
+    if (static_bytes > STATIC_SHARED_BYTES)
+        fail("static shared variables of %zu bytes with %s, more than %zu", static_bytes, v.name,
+             (size_t)STATIC_SHARED_BYTES);
+    if (static_bytes + dynamic_variable.bytes > MAX_SHARED_BYTES)
+        fail("shared memory of %zu bytes with %s, more than %zu", static_bytes + dynamic_variable.bytes, v.name,
+             (size_t)MAX_SHARED_BYTES);
+    if (begin + v.bytes + 2 * ZONE_BYTES > arena + ARENA_BYTES) fail("too many shared variables with %s", v.name);
+    lay_zone(begin - ZONE_BYTES);
+    ASAN_UNPOISON_MEMORY_REGION(begin, v.bytes);
+    memset(begin, UNWRITTEN, v.bytes);
+    lay_zone(begin + v.bytes);
+    next = begin + v.bytes;
+    pieces.push_back(Piece{&v, begin, v.bytes});
+    return begin;
+}
+
+void *SharedMemory::address(const SharedVariable &variable)
+{
+    for (const Piece &piece : pieces)
+        if (piece.variable == &variable) return piece.begin;
+    return place(variable);
+}
+
+void *SharedMemory::dynamic()
+{
+    if (!dynamic_variable.bytes) fail("dynamic shared memory in a launch that asked for none");
+    return pieces[0].begin;
+}
+
+bool SharedMemory::holds(const void *at, size_t bytes) const
+{
+    for (const Piece &piece : pieces)
+        if ((const char *)at >= piece.begin && (const char *)at + bytes <= piece.begin + piece.bytes) return true;
+    return false;
+}
+
+static const char *first_change(const char *zone)
+{
+    for (size_t i = 0; i < ZONE_BYTES; i++)
+        if ((unsigned char)zone[i] != ZONE) return zone + i;
+    return nullptr;
+}
+
+void SharedMemory::end()
+{
+    ASAN_UNPOISON_MEMORY_REGION(arena, ARENA_BYTES);
+    for (const Piece &piece : pieces) {
+        if (const char *byte = first_change(piece.begin + piece.bytes)) report(piece, byte);
+        if (const char *byte = first_change(piece.begin - ZONE_BYTES)) report(piece, byte);
+    }
+    pieces.clear();
+    next = arena;
+    static_bytes = 0;
+}
+
+void SharedMemory::report(const Piece &piece, const char *byte) const
+{
+    fail("shared memory written outside of %s: at byte %td of its %zu", piece.variable->name, byte - piece.begin,
+         piece.bytes);
+}
+
+} // namespace cuda_on_cpu
