@@ -1,6 +1,11 @@
-/* For tests of the CPU's operations: one case runs in every way that this machine has, each instruction set with 1, 2
- * and 3 threads, on the same random inputs; all results must be the same bits (NaN equal to NaN). The first run,
- * portable and on one thread, is compared with what the case computes itself, by plain loops in FP64.
+/* For tests of the operations: one case runs in every way that this machine has, each instruction set with 1, 2 and 3
+ * threads, on the same random inputs; all results must be the same bits (NaN equal to NaN). The first run, portable and
+ * on one thread, is compared with what the case computes itself, by plain loops in FP64.
+ *
+ * The same cases test a backend whose memory the host cannot read (cuda_ops.c). Every block then has two homes: the
+ * tensor's address is the device's, and a mirror in host memory is what get, put and the checks read and write. ops(run)
+ * sends all mirrors to the device before an op, and the first look at an element after it brings them back. Pointers that
+ * are no tensors go through on_device and on_host.
  *
  * All memory of a case comes from here, between guard bytes; inputs must come out as they went in, and so must the
  * gaps between the rows of a slice and the bytes behind the workspace, which is set to exactly what the case needs.
@@ -10,7 +15,7 @@
  *         Tensor sum = inout(run, "sum", DTYPE_FP32, 1, n), x = input(run, DTYPE_FP32, 1, n, 1);
  *         double *expected = expect(run, sum, 1e-6);      error bound, relative to |value| + rms of all values
  *         if (expected) for (...) expected[i] = ...;      NULL but in the first run
- *         run->ops->add(sum, x);
+ *         ops(run)->add(sum, x);
  *     }
  *     every_way(case_add, 5);
  *
@@ -31,14 +36,15 @@ typedef struct {
     const char *name; /* of an output, NULL for an input */
     char *memory;     /* guard, data, guard */
     size_t bytes;
-    Tensor t;
+    Tensor t;        /* its data is within memory, or on the device */
     uint64_t before; /* hash of an input */
+    bool workspace;  /* neither input nor output */
     double *expected, bound;
 } HarnessBlock;
 
 typedef struct {
     const Ops *ops;
-    bool reference, hostile;
+    bool reference, hostile, device; /* device: its memory is not the host's */
     DType act;
     uint64_t random;
     HarnessBlock block[HARNESS_BLOCKS];
@@ -47,7 +53,98 @@ typedef struct {
     size_t workspace_bytes;
     const char *isa;
     int threads, round;
+    int64_t cols_factor, cols_multiple; /* what shape_cols makes of a number of columns; 0: nothing */
 } Run;
+
+/* ---- mirrors of device memory ---- */
+
+typedef struct {
+    char *device, *host; /* the same `bytes`, guards and all where the device has them */
+    size_t bytes;
+    const Ops *ops;
+} HarnessMirror;
+
+static struct {
+    int (*open)(const Ops **ops, Error *error); /* of the backend "cuda", set by its test */
+    size_t guard;                               /* bytes around a block on the device */
+    HarnessMirror mirror[4 * HARNESS_BLOCKS];
+    int mirrors;
+    bool on_device; /* the device has what is new, else the host */
+} harness;
+
+static inline void harness_to_host(void)
+{
+    if (!harness.on_device) return;
+    harness.on_device = false;
+    for (int i = 0; i < harness.mirrors; i++) {
+        HarnessMirror *m = &harness.mirror[i];
+        if (m->bytes) m->ops->copy_out(m->host, m->device, m->bytes);
+    }
+}
+
+static inline void harness_to_device(void)
+{
+    if (harness.on_device) return;
+    harness.on_device = true;
+    for (int i = 0; i < harness.mirrors; i++) {
+        HarnessMirror *m = &harness.mirror[i];
+        if (m->bytes) m->ops->copy_in(m->device, m->host, m->bytes);
+    }
+}
+
+/* The table of operations, to call one: what the host wrote is where the op reads it. */
+static inline const Ops *ops(Run *run)
+{
+    if (run->device) harness_to_device();
+    return run->ops;
+}
+
+/* Where the host finds what is at an op's address, and the other way; the same address for memory of the host. */
+static inline void *on_host(const void *p)
+{
+    static int last; /* elements are asked for one after the other */
+    for (int i = 0; i < harness.mirrors; i++) {
+        int k = (last + i) % harness.mirrors;
+        const HarnessMirror *m = &harness.mirror[k];
+        if ((const char *)p < m->device || (const char *)p > m->device + m->bytes) continue;
+        last = k;
+        harness_to_host();
+        return m->host + ((const char *)p - m->device);
+    }
+    return (void *)(uintptr_t)p;
+}
+static inline void *on_device(const void *p)
+{
+    for (int i = 0; i < harness.mirrors; i++) {
+        const HarnessMirror *m = &harness.mirror[i];
+        if ((const char *)p >= m->host && (const char *)p <= m->host + m->bytes)
+            return m->device + ((const char *)p - m->host);
+    }
+    return (void *)(uintptr_t)p;
+}
+
+/* Gives a block its place on the device. */
+static inline void harness_mirror(Run *run, HarnessBlock *b)
+{
+    if (harness.mirrors == 4 * HARNESS_BLOCKS) die("ops_harness: too many blocks on the device");
+    harness_to_host();
+    size_t bytes = b->bytes + 2 * harness.guard;
+    char *device = run->ops->alloc(bytes ? bytes : 1);
+    harness.mirror[harness.mirrors++] = (HarnessMirror){device, b->memory + HARNESS_GUARD - harness.guard, bytes,
+                                                        run->ops};
+    b->t.data = device + harness.guard;
+}
+
+static inline void harness_unmirror(const HarnessBlock *b)
+{
+    for (int i = 0; i < harness.mirrors; i++) {
+        HarnessMirror *m = &harness.mirror[i];
+        if (m->device + harness.guard != (char *)b->t.data) continue;
+        m->ops->free(m->device, m->bytes ? m->bytes : 1);
+        *m = harness.mirror[--harness.mirrors];
+        return;
+    }
+}
 
 /* ---- random numbers: the same in every run of a round ---- */
 
@@ -64,11 +161,17 @@ static inline int64_t pick(Run *run, int64_t low, int64_t high) /* low .. high *
 static inline bool coin(Run *run) { return random_bits(run) >> 40 & 1; }
 static inline double normal(Run *run) { return f64_inverse_normal(((double)(random_bits(run) >> 11) + 0.5) * 0x1p-53); }
 
+/* Cases pick few columns of any number; a test may ask for wider or for even shapes. */
+static inline int64_t shape_cols(const Run *run, int64_t cols)
+{
+    return round_up(cols * max_i64(run->cols_factor, 1), max_i64(run->cols_multiple, 1));
+}
+
 /* ---- elements ---- */
 
 static inline char *element_of(Tensor t, int64_t r, int64_t c)
 {
-    return (char *)t.data + (size_t)(r * t.ld + c) * dtype_bytes(t.dtype);
+    return (char *)on_host((char *)t.data + (size_t)(r * t.ld + c) * dtype_bytes(t.dtype));
 }
 static inline double get(Tensor t, int64_t r, int64_t c)
 {
@@ -115,8 +218,11 @@ static inline HarnessBlock *new_block(Run *run, DType dtype, int64_t rows, int64
     b->memory = xmalloc(b->bytes + 2 * HARNESS_GUARD);
     memset(b->memory, 0xA5, b->bytes + 2 * HARNESS_GUARD);
     b->t = (Tensor){b->memory + HARNESS_GUARD, dtype, rows, cols, cols};
+    if (run->device) harness_mirror(run, b);
     return b;
 }
+
+static inline uint64_t hash_of(const HarnessBlock *b) { return hash64(on_host(b->t.data), b->bytes, 0); }
 
 static inline void fill_normal(Run *run, Tensor t, double std)
 {
@@ -131,7 +237,7 @@ static inline Tensor input(Run *run, DType dtype, int64_t rows, int64_t cols, do
 {
     HarnessBlock *b = new_block(run, dtype, rows, cols);
     fill_normal(run, b->t, std);
-    b->before = hash64(b->t.data, b->bytes, 0);
+    b->before = hash_of(b);
     return b->t;
 }
 
@@ -155,15 +261,35 @@ static inline Tensor output(Run *run, const char *name, DType dtype, int64_t row
 static inline void input_changed(Run *run, Tensor t)
 {
     for (int i = 0; i < run->blocks; i++)
-        if (run->block[i].t.data == t.data) run->block[i].before = hash64(t.data, run->block[i].bytes, 0);
+        if (run->block[i].t.data == t.data) run->block[i].before = hash_of(&run->block[i]);
 }
 
+/* In host memory: an op gets on_device(them). */
 static inline int32_t *integers(Run *run, int64_t count, int64_t low, int64_t high)
 {
     HarnessBlock *b = new_block(run, DTYPE_INT32, 1, count);
-    int32_t *x = b->t.data;
+    int32_t *x = on_host(b->t.data);
     for (int64_t i = 0; i < count; i++) x[i] = (int32_t)pick(run, low, high);
-    b->before = hash64(x, b->bytes, 0);
+    b->before = hash_of(b);
+    return x;
+}
+static inline void integers_changed(Run *run, const int32_t *x) { input_changed(run, (Tensor){.data = on_device(x)}); }
+
+/* A struct or an array that an op reads, at the op's address. */
+static inline void *constant(Run *run, const void *value, size_t bytes)
+{
+    HarnessBlock *b = new_block(run, DTYPE_INT32, 1, (int64_t)(bytes / 4));
+    memcpy(on_host(b->t.data), value, bytes);
+    b->before = hash_of(b);
+    return b->t.data;
+}
+
+/* FP64 results: an output of DTYPE_INT32 and two columns. NaN has many forms: one of them. */
+static inline double get_double(Tensor t, int64_t r)
+{
+    double x;
+    memcpy(&x, element_of(t, r, 0), sizeof x);
+    if (x != x) memset(element_of(t, r, 0), 0, sizeof x);
     return x;
 }
 
@@ -185,12 +311,11 @@ static inline double *expect(Run *run, Tensor t, double bound)
     return b->expected;
 }
 
-/* Sets a workspace of exactly the size that is needed, with what earlier runs left in it. */
-static inline void need(Run *run, Need n)
+/* Sets a workspace of exactly the size that is needed, with what earlier runs left in it; on a device, with a pattern. */
+static inline void need_on_host(Run *run)
 {
     static char *memory;
     static size_t room;
-    run->workspace_bytes = run->ops->workspace_bytes(&n);
     if (room < run->workspace_bytes + HARNESS_GUARD) {
         free(memory);
         room = (2 * run->workspace_bytes + HARNESS_GUARD + 4095) / 4096 * 4096;
@@ -200,7 +325,16 @@ static inline void need(Run *run, Need n)
     }
     run->workspace = memory;
     memset(run->workspace + run->workspace_bytes, 0xA5, HARNESS_GUARD);
+}
+static inline void need(Run *run, Need n)
+{
+    run->workspace_bytes = run->ops->workspace_bytes(&n);
+    if (run->device)
+        run->workspace = new_block(run, DTYPE_INT32, 1, (int64_t)((run->workspace_bytes + 3) / 4))->t.data;
+    else
+        need_on_host(run);
     run->ops->workspace_set(run->workspace, &n);
+    if (run->device) run->block[run->blocks - 1].workspace = true;
 }
 
 /* ---- checks after a run ---- */
@@ -214,14 +348,15 @@ static inline bool untouched(const char *p, size_t bytes)
 
 static inline void check_memory(const Run *run)
 {
+    harness_to_host();
     for (int i = 0; i < run->blocks; i++) {
         const HarnessBlock *b = &run->block[i];
         CHECK(untouched(b->memory, HARNESS_GUARD) && untouched(b->memory + HARNESS_GUARD + b->bytes, HARNESS_GUARD),
               "%s, %d threads: wrote around %s", run->isa, run->threads, b->name ? b->name : "an input");
-        CHECK(b->name || b->before == hash64(b->t.data, b->bytes, 0), "%s, %d threads: changed input %d", run->isa,
+        CHECK(b->name || b->workspace || b->before == hash_of(b), "%s, %d threads: changed input %d", run->isa,
               run->threads, i);
     }
-    CHECK(!run->workspace || untouched(run->workspace + run->workspace_bytes, HARNESS_GUARD),
+    CHECK(!run->workspace || run->device || untouched(run->workspace + run->workspace_bytes, HARNESS_GUARD),
           "%s, %d threads: wrote behind the workspace", run->isa, run->threads);
 }
 
@@ -239,9 +374,9 @@ static inline void check_block(const Run *run, const HarnessBlock *b)
     for (int64_t k = 0; k < n; k++) {
         double got = get(b->t, k / b->t.cols, k % b->t.cols), error = fabs(got - b->expected[k]);
         double limit = b->bound > 0 ? b->bound * (fabs(b->expected[k]) + sqrt(squares / (double)n)) + 1e-15 : 0;
-        if (!CHECK(error <= limit, "%s, round %d, %s [%ld,%ld] is %.9g, expected %.9g", b->name, run->round,
-                   run->act == DTYPE_BF16 ? "bf16" : "fp32", (long)(k / b->t.cols), (long)(k % b->t.cols), got,
-                   b->expected[k]))
+        if (!CHECK(error <= limit, "%s, %s, round %d, %s [%ld,%ld] is %.9g, expected %.9g", run->isa, b->name,
+                   run->round, run->act == DTYPE_BF16 ? "bf16" : "fp32", (long)(k / b->t.cols), (long)(k % b->t.cols),
+                   got, b->expected[k]))
             return;
         errors += error * error;
         if (limit > 0) worst = fmax(worst, error / limit);
@@ -264,7 +399,7 @@ static inline void check_bits(const Run *first, const Run *run)
 {
     for (int i = 0; i < run->blocks; i++) {
         const HarnessBlock *a = &first->block[i], *b = &run->block[i];
-        if (!b->name || memcmp(a->t.data, b->t.data, a->bytes) == 0) continue;
+        if (!b->name || memcmp(on_host(a->t.data), on_host(b->t.data), a->bytes) == 0) continue;
         for (int64_t k = 0; k < a->t.rows * a->t.cols; k++) {
             double x = get(a->t, k / a->t.cols, k % a->t.cols), y = get(b->t, k / b->t.cols, k % b->t.cols);
             if (x != x && y != y) continue;
@@ -279,6 +414,7 @@ static inline void check_bits(const Run *first, const Run *run)
 static inline void run_free(Run *run)
 {
     for (int i = 0; i < run->blocks; i++) {
+        harness_unmirror(&run->block[i]);
         free(run->block[i].memory);
         free(run->block[i].expected);
     }
@@ -290,7 +426,8 @@ static const char *const HARNESS_ISAS[] = {"portable", "avx2", "avx512", "amx"};
 
 static inline bool harness_open(Run *run, const char *isa, int threads)
 {
-    if (cpu_open(&run->ops, isa, threads, NULL)) return false;
+    run->device = strcmp(isa, "cuda") == 0;
+    if (run->device ? harness.open(&run->ops, NULL) : cpu_open(&run->ops, isa, threads, NULL)) return false;
     run->isa = isa;
     run->threads = threads;
     return true;

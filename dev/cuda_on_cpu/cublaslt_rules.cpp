@@ -351,7 +351,7 @@ static cublasStatus_t check_memory(const char *name, const void *device, int64_t
                (long long)alignment);
     if (!is_device_address(device))
         return refuse(CUBLAS_STATUS_EXECUTION_FAILED, "%s: %p is not device memory", name, device);
-    device_memory(device, (size_t)bytes, name);
+    device_memory(device, (size_t)bytes, (std::string("cublasLtMatmul: ") + name).c_str());
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -49,7 +49,8 @@ struct Extent {
     bool truncated = false;
     Extent(dim3 d) : dim(d) {}
     Extent(uint3 d) : dim(d) {}
-    template <class Integer, class = typename std::enable_if<std::is_integral<Integer>::value>::type>
+    template <class Integer,
+              class = typename std::enable_if<std::is_integral<Integer>::value || std::is_enum<Integer>::value>::type>
     Extent(Integer n) : dim((unsigned)n), truncated((Integer)(unsigned)n != n || n < Integer(0))
     {
     }

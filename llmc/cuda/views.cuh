@@ -1,0 +1,166 @@
+/* Matrices that are computed element by element and written in one or more places: operands, copies.
+ *
+ * What is computed is a source: a struct whose `load` gives W elements of a row. Where it goes are targets. The kernels
+ * here join any source to plain targets, with or without the sums over tokens that a bias gradient needs; a kernel that
+ * quantizes takes the same sources.
+ *
+ *     struct Source {
+ *         static constexpr int wide;    elements of a lane where all is aligned
+ *         static constexpr int parts;   a load gives so many packs: columns c, part_cols + c, ...
+ *         template <int W> __device__ void load(float (&out)[parts][W], int64_t r, int64_t c) const;
+ *     };
+ *
+ * Floor 2.
+ */
+#ifndef LLMC_CUDA_VIEWS_CUH
+#define LLMC_CUDA_VIEWS_CUH
+
+#include "rows.cuh"
+
+struct Target {
+    void *data;
+    int64_t ld;
+    bool half; /* BF16, else FP32 */
+};
+
+struct Targets { /* plain views of one operand: two at most */
+    Target to[2];
+    int count;
+    bool aligned;
+};
+
+inline void add_target(Targets *t, Tensor to)
+{
+    if (t->count && t->to[0].data == to.data) return; /* plain views are usually one memory */
+    t->aligned = t->aligned && is_aligned(to);
+    t->to[t->count++] = Target{to.data, to.ld, to.dtype == DTYPE_BF16};
+}
+
+template <int W>
+__device__ inline void store_targets(const Targets &t, int64_t r, int64_t c, int64_t col0, int64_t cols,
+                                     const float (&x)[W])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) { /* the same way for all lanes */
+        if (i >= t.count) return;
+        int64_t at = r * t.to[i].ld + col0;
+        if (t.to[i].half)
+            store_row<W>(gmem<bf16>(t.to[i].data) + at, c, cols, x);
+        else
+            store_row<W>(gmem<float>(t.to[i].data) + at, c, cols, x);
+    }
+}
+
+/* A warp takes one row of PACKS x 32 x W columns of a part; a lane's loads are all on their way before it stores. Bytes:
+ * those of the source once, those of each target once. */
+template <class Source, int W>
+__global__ void __launch_bounds__(BLOCK)
+    write_views(Source from, Targets to, int64_t rows, int64_t cols, int64_t chunks)
+{
+    enum { PACKS = Source::parts == 1 ? 4 : 2 };
+    int64_t r = warp_number() / chunks, first = warp_number() % chunks * PACKS * WARP * W + lane_number() * W;
+    float x[PACKS][Source::parts][W];
+    if (r >= rows) return;
+#pragma unroll
+    for (int i = 0; i < PACKS; i++)
+        if (first + i * WARP * W < cols) from.template load<W>(x[i], r, first + i * WARP * W);
+#pragma unroll
+    for (int i = 0; i < PACKS; i++)
+#pragma unroll
+        for (int part = 0; part < Source::parts; part++)
+            if (first + i * WARP * W < cols)
+                store_targets<W>(to, r, first + i * WARP * W, part * cols, cols, x[i][part]);
+}
+
+/* The same with partial sums over SUM_ROWS rows: a warp takes 32 W columns of them, a lane W columns from row to row, so
+ * a column is added in the order of its rows. The sums cost nothing but registers. */
+template <class Source, int W>
+__global__ void __launch_bounds__(BLOCK)
+    write_views_and_sums(Source from, Targets to, gmem<float> partial, int64_t rows, int64_t cols, int64_t chunks)
+{
+    enum { BATCH = Source::parts == 1 ? 4 : 2 }; /* rows whose loads are on their way at once */
+    int64_t tile = warp_number() / chunks, end = (tile + 1) * SUM_ROWS;
+    int64_t c = (warp_number() % chunks * WARP + lane_number()) * W;
+    if (end > rows) end = rows;
+    if (tile * SUM_ROWS >= rows || c >= cols) return;
+    float sum[Source::parts][W] = {};
+#pragma unroll 1
+    for (int64_t r = tile * SUM_ROWS; r < end; r += BATCH) {
+        float x[BATCH][Source::parts][W];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            if (r + i < end) from.template load<W>(x[i], r + i, c);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (r + i >= end) continue;
+#pragma unroll
+            for (int part = 0; part < Source::parts; part++) {
+                store_targets<W>(to, r + i, c, part * cols, cols, x[i][part]);
+#pragma unroll
+                for (int j = 0; j < W; j++) sum[part][j] += x[i][part][j];
+            }
+        }
+    }
+#pragma unroll
+    for (int part = 0; part < Source::parts; part++)
+        store_row<W>(partial + 2 * tile * Source::parts * cols + part * cols, c, cols, sum[part]);
+}
+
+template <class Source, int W> void launch_views(const Source &from, const Targets &to, int64_t rows, int64_t part_cols)
+{
+    int64_t chunks = ceil_div(part_cols, (Source::parts == 1 ? 4 : 2) * WARP * W);
+    write_views<Source, W>
+        <<<blocks_for_warps(rows * chunks), BLOCK, 0, cuda.stream>>>(from, to, rows, part_cols, chunks);
+}
+
+template <class Source, int W>
+void launch_views_and_sums(const Source &from, const Targets &to, int64_t rows, int64_t part_cols)
+{
+    int64_t chunks = ceil_div(part_cols, WARP * W), warps = ceil_div(rows, SUM_ROWS) * chunks;
+    write_views_and_sums<Source, W>
+        <<<blocks_for_warps(warps), BLOCK, 0, cuda.stream>>>(from, to, cuda.partial, rows, part_cols, chunks);
+}
+
+/* Writes the source to its targets. aligned: the source's tensors are. part_cols: columns of one part. */
+template <class Source>
+void make_views(const char *op, const Source &from, const Targets &to, bool aligned, int64_t rows, int64_t part_cols)
+{
+    if (!rows || !part_cols || !to.count) return;
+    if (aligned && to.aligned)
+        launch_views<Source, Source::wide>(from, to, rows, part_cols);
+    else
+        launch_views<Source, 1>(from, to, rows, part_cols);
+    cuda_check(cudaGetLastError(), op);
+}
+
+/* The same, and dbias += the sums over rows, where dbias is not absent. */
+template <class Source>
+void make_views_and_sums(const char *op, const Source &from, const Targets &to, bool aligned, int64_t rows,
+                         int64_t part_cols, Tensor dbias)
+{
+    if (!rows || !part_cols) return;
+    if (!dbias.data) {
+        make_views(op, from, to, aligned, rows, part_cols);
+        return;
+    }
+    Tensor sums = {cuda.partial.p, DTYPE_FP32, 2, part_cols, part_cols};
+    if (aligned && to.aligned && is_aligned(sums))
+        launch_views_and_sums<Source, Source::wide>(from, to, rows, part_cols);
+    else
+        launch_views_and_sums<Source, 1>(from, to, rows, part_cols);
+    cuda_check(cudaGetLastError(), op);
+    cuda_add_partial_sums(dbias, ceil_div(rows, SUM_ROWS), 0);
+}
+
+/* ---- the simplest source: a matrix as it is ---- */
+
+template <class T> struct TensorSource {
+    static constexpr int wide = 16 / sizeof(T), parts = 1;
+    Matrix<const T> x;
+    template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c) const
+    {
+        load_row<W>(out[0], x.row(r), c, x.cols);
+    }
+};
+
+#endif
