@@ -79,8 +79,9 @@ static void case_not_finite(Run *run) /* adamw does nothing */
     Tensor t[4];
     for (int i = 0; i < 4; i++) t[i] = input(run, i ? DTYPE_FP32 : run->act, 5, 48, 1);
     ParamSlice p = {.master = t[0], .grad = t[1], .m = t[2], .v = t[3], .role = 40};
+    StepResult *of_step = constant(run, &result, sizeof result);
     ops(run)->begin_step(&step);
-    ops(run)->adamw(&p, constant(run, &result, sizeof result));
+    ops(run)->adamw(&p, of_step);
 }
 
 /* After a step that was not finite no later one changes a weight, whatever it came to. */
@@ -93,10 +94,11 @@ static void case_never_again(Run *run)
     double *piece_there = constant(run, &piece, sizeof piece), *loss_there = constant(run, &loss, sizeof loss);
     for (int i = 0; i < 4; i++) t[i] = input(run, i ? DTYPE_FP32 : run->act, 5, 48, 1);
     ParamSlice p = {.master = t[0], .grad = t[1], .m = t[2], .v = t[3], .role = 40};
+    StepResult *of_step = constant(run, &finite, sizeof finite);
     ops(run)->begin_step(&step);
     ops(run)->finish_step((StepResult *)out.data, piece_there, 1, loss_there, 1, 1);
     ops(run)->begin_step(&step);
-    ops(run)->adamw(&p, constant(run, &finite, sizeof finite));
+    ops(run)->adamw(&p, of_step);
 }
 
 /* ---- all of them ---- */

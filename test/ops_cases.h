@@ -476,8 +476,9 @@ static void case_adamw(Run *run)
     for (int64_t k = 0; k < rows * cols; k++) put(p.v, k / cols, k % cols, (double)(k % 7) * 0.3);
     double *e = expect(run, p.grad, 0);
     for (int64_t k = 0; e && k < rows * cols; k++) e[k] = 0;
+    StepResult *of_step = constant(run, &result, sizeof result);
     ops(run)->begin_step(&step);
-    ops(run)->adamw(&p, constant(run, &result, sizeof result));
+    ops(run)->adamw(&p, of_step);
 }
 
 static const struct {

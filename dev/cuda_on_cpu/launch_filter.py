@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Rewrites what only nvcc can read in a .cu file, for a C++ compiler: launch_filter.py IN.cu OUT.cpp [OUT.d]
 
-  name<T, 4><<<grid, block>>>(args)  ->  cuda_on_cpu::kernel(CUDA_ON_CPU_KERNEL("name<T, 4>", name<T, 4>), ...)(args)
-  __shared__ T name[n];              ->  a reference to memory of the running block
-  extern __shared__ T name[];        ->  T *name = (T *)cuda_on_cpu::dynamic_shared();
+  name<T, 4><<<grid, block>>>(args)   ->  CUDA_ON_CPU_LAUNCH((name<T, 4>), grid, block)(args)
+  __shared__ T name[n];               ->  a reference to memory of the running block
+  extern __shared__ T name[];         ->  T *name = (T *)cuda_on_cpu::dynamic_shared();
 
 (launch.h says what these are). Lines stay where they are and a #line directive names the source, so messages of the
 compiler and the debugger point there. `#include "x.cuh"` of a file beside the source is replaced by that file, filtered
@@ -103,8 +103,7 @@ def launch(text, blank, at):
     kernel = without_comments(text[begin:at])
     configuration = without_comments(text[at + 3:end])
     lines = line_breaks(text[begin:end])
-    return begin, end + 3, (f'cuda_on_cpu::kernel(CUDA_ON_CPU_KERNEL("{kernel}", {kernel}), '
-                            f'cuda_on_cpu::Configuration({configuration}{lines}))')
+    return begin, end + 3, f'CUDA_ON_CPU_LAUNCH(({kernel}), {configuration}){lines}'
 
 
 def shared(text, blank, at):
