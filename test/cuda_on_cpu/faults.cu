@@ -24,6 +24,13 @@ __global__ void barrier_and_shuffle(gmem<int> out)
     out.st(threadIdx.x, __shfl_xor_sync(0xffffffffu, (int)threadIdx.x, 1));
     if (threadIdx.x != 5) __syncthreads();
 }
+__global__ void barrier_without_end()
+{
+    if (threadIdx.x == 0)
+        __syncwarp();
+    else
+        __syncthreads();
+}
 __global__ void two_collectives(gmem<int> out)
 {
     int x = threadIdx.x;
@@ -78,6 +85,7 @@ static bool end_in_kernel(const char *name, gmem<float> x, float *host)
     FAULT("thread ends before a barrier") some_at_barrier<<<2, 128>>>();
     FAULT("two barriers") two_barriers<<<2, 64>>>();
     FAULT("barrier and shuffle") barrier_and_shuffle<<<1, 64>>>(out);
+    FAULT("barrier without end") barrier_without_end<<<1, 32>>>();
     FAULT("two collectives") two_collectives<<<1, 32>>>(out);
     FAULT("lane not in mask") not_in_mask<<<1, 32>>>();
     FAULT("shared overrun") overrun_static<<<dim3(1, 3), 1>>>(33);
