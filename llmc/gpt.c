@@ -445,8 +445,13 @@ ParamPlace gpt_place(GPT *gpt, const Param *p)
 Need gpt_need(const GPTConfig *c, const Shape *shape)
 {
     int64_t cols = max_i64(config_qkv_cols(c), max_i64(config_up_cols(c), c->C));
-    return (Need){
-        .N = shape->B * shape->T, .T = c->T, .cols = cols, .V = c->V, .head_dim = c->HD, .group = c->NH / c->NKV};
+    return (Need){.N = shape->B * shape->T,
+                  .T = c->T,
+                  .cols = cols,
+                  .V = c->V,
+                  .head_dim = c->HD,
+                  .group = c->NH / c->NKV,
+                  .heads = c->NH};
 }
 
 /* ---- the layout of activations: which buffer lives from where to where ----

@@ -47,6 +47,7 @@ typedef struct {  /* from which a backend computes its workspace; the largest of
     int64_t V;    /* vocabulary, unpadded */
     int64_t head_dim, group; /* group = query heads per key head */
     int64_t weight_rows;     /* most rows of a quantized weight; 0: nothing is quantized */
+    int64_t heads;           /* query heads */
 } Need;
 
 enum { OPS_MAX_HEAD_DIM = 256 }; /* what attention and RoPE have room for */

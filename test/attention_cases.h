@@ -193,7 +193,7 @@ static void case_attention_forward(Run *run)
                 *o += p[j] * get(v, r / a.Tq * a.Tk + j, head * a.HD + i);
         }
     }
-    need(run, (Need){.N = N, .T = a.Tk, .head_dim = a.HD, .group = a.NH / a.NKV});
+    need(run, (Need){.N = N, .T = a.Tk, .head_dim = a.HD, .group = a.NH / a.NKV, .heads = a.NH});
     ops(run)->attention_forward(att, lse, q, k, v, &a);
     free(p);
 }
@@ -234,7 +234,7 @@ static void case_attention_backward(Run *run)
     Tensor dqkv = output(run, "dqkv", run->act, N, W);
     double *e = expect(run, dqkv, 2 * attention_bound(run->act, 6e-6)), *p = xcalloc((size_t)a.Tk, sizeof *p);
 
-    need(run, (Need){.N = N, .T = a.Tk, .head_dim = a.HD, .group = a.NH / a.NKV});
+    need(run, (Need){.N = N, .T = a.Tk, .head_dim = a.HD, .group = a.NH / a.NKV, .heads = a.NH});
     ops(run)->attention_forward(att, lse, q, k, v, &a);
     ops(run)->attention_backward(tensor_cols(dqkv, 0, C), tensor_cols(dqkv, C, G), tensor_cols(dqkv, C + G, G), datt,
                                  att, lse, q, k, v, &a);
@@ -260,7 +260,7 @@ static void run_pass(Pass *x)
     const Attention *a = &x->a;
     int64_t C = a->NH * a->HD, G = a->NKV * a->HD;
     Tensor q = tensor_cols(x->qkv, 0, C), k = tensor_cols(x->qkv, C, G), v = tensor_cols(x->qkv, C + G, G);
-    need(&x->run, (Need){.N = a->B * a->Tq, .T = a->Tk, .head_dim = a->HD, .group = a->NH / a->NKV});
+    need(&x->run, (Need){.N = a->B * a->Tq, .T = a->Tk, .head_dim = a->HD, .group = a->NH / a->NKV, .heads = a->NH});
     ops(&x->run)->attention_forward(x->att, x->lse, q, k, v, a);
     ops(&x->run)->attention_backward(tensor_cols(x->dqkv, 0, C), tensor_cols(x->dqkv, C, G),
                                      tensor_cols(x->dqkv, C + G, G), x->datt, x->att, x->lse, q, k, v, a);

@@ -48,7 +48,7 @@ more=()
 cases=()
 if [ ! -f llmc/cuda/backend.cu ]; then # the operations alone
     more=(test/cuda_ops_open.cu)
-    cases=(operand embedding residual norm_backward softmax loss copy sum_squares adamw sums finish qk_norm)
+    cases=(operand embedding residual norm_backward softmax loss copy sum_squares adamw sums finish qk_norm attention documents)
 fi
 
 cuda_ops() { # cuda_ops NAME FOLDER FLAG...: builds it
