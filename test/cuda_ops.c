@@ -24,6 +24,14 @@ static Run run_of(int round)
     return run;
 }
 
+static uint64_t all_bits; /* of all results: a run with threads in another order must come to the same */
+
+static void add_bits(const Run *run)
+{
+    for (int i = 0; i < run->blocks; i++)
+        if (run->block[i].name) all_bits = hash64(on_host(run->block[i].t.data), run->block[i].bytes, all_bits);
+}
+
 static void on_cuda(void (*one)(Run *), int rounds, bool exact)
 {
     for (int round = 0; round < rounds; round++) {
@@ -38,6 +46,7 @@ static void on_cuda(void (*one)(Run *), int rounds, bool exact)
         one(&run);
         check_memory(&run);
         check_expected(&run);
+        add_bits(&run);
         if (exact) check_bits(&first, &run);
         run_free(&run);
         run_free(&first);
@@ -99,6 +108,38 @@ static void case_never_again(Run *run)
     ops(run)->adamw(&p, constant(run, &finite, sizeof finite));
 }
 
+/* Attention of tiles in shared memory: every head size with every length, at the edges of blocks and of fragments; with
+ * one, two and four query heads a key head, with documents and within a cache. */
+static Attention tiles_attention(Run *run)
+{
+    static const int64_t LENGTH[] = {1, 7, 64, 65, 130};
+    int64_t i = run->round / 2;
+    run->hostile = false;
+    Attention a = {.B = 1 + i / 2 % 2, .Tq = LENGTH[i % 5], .NKV = 1 + i / 4 % 2, .HD = 16 + 16 * (i % 8)};
+    if (run->act == DTYPE_FP32) a.Tq = LENGTH[i % 4];
+    a.NH = a.NKV << i / 3 % 3;
+    a.Tk = a.Tq;
+    return a;
+}
+
+static void case_tiles_forward(Run *run)
+{
+    Attention a = tiles_attention(run);
+    if (run->round / 2 % 4 < 2) {
+        a.position0 = pick(run, 0, 150);
+        a.Tk = a.position0 + a.Tq + pick(run, 0, 70);
+    }
+    add_documents(run, &a);
+    attention_forward_case(run, a, 8);
+}
+
+static void case_tiles_backward(Run *run)
+{
+    Attention a = tiles_attention(run);
+    add_documents(run, &a);
+    attention_backward_case(run, a);
+}
+
 /* ---- all of them ---- */
 
 typedef struct {
@@ -118,7 +159,9 @@ static const CudaCase MORE_CASES[] = {{"sums over many tiles", case_many_tiles, 
                                       {"qk_norm_rope_forward", case_rope_forward, 18, false},
                                       {"qk_norm_rope_backward", case_rope_backward, 18, false},
                                       {"attention_forward", case_attention_forward, 12, false},
-                                      {"attention_backward", case_attention_backward, 10, false}};
+                                      {"attention_backward", case_attention_backward, 10, false},
+                                      {"attention_forward of tiles", case_tiles_forward, 80, false},
+                                      {"attention_backward of tiles", case_tiles_backward, 80, false}};
 
 static char **asked;
 
@@ -151,9 +194,11 @@ int main(int argc, char **argv)
         const char *name = act ? "bf16: documents alone, NaN" : "fp32: documents alone, NaN";
         if (!wanted(name)) continue;
         test_case(name);
-        test_document_alone("cuda", (DType)act);
-        test_nan("cuda", (DType)act);
+        test_document_alone("cuda", (DType)act, 20);
+        test_document_alone("cuda", (DType)act, 64);
+        test_nan("cuda", (DType)act, act ? 16 : 10);
     }
     harness_report();
+    printf("measured bits: %016llx\n", (unsigned long long)all_bits);
     return test_done();
 }

@@ -65,6 +65,8 @@ run() { # run NAME FOLDER ORDER
     CUDA_ON_CPU_ORDER=$3 LLMC_TEST_ALL=0 timeout --kill-after=5 280 "$2/cuda_ops" "${cases[@]}" >"$scratch/out" 2>"$scratch/err"
     code=$?
     grep -v '^measured' "$scratch/out" | head -n 40
+    bits=$(grep '^measured bits' "$scratch/out")
+    check "$1: the same bits" same "$bits" "${first_bits:=$bits}"
     local last
     last=$(tail -n 1 "$scratch/out")
     if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then

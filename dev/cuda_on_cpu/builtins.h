@@ -16,8 +16,6 @@
 #include <cstring>
 #include <type_traits>
 
-#define __launch_bounds__(...) /* advice about registers */
-
 namespace cuda_on_cpu
 {
 
