@@ -25,8 +25,8 @@ static void widen_need(Need *need, Need other)
     need->cols = max_i64(need->cols, other.cols);
     need->V = max_i64(need->V, other.V);
     need->head_dim = max_i64(need->head_dim, other.head_dim);
-    need->heads = max_i64(need->heads, other.heads);
     need->group = max_i64(need->group, other.group);
+    need->heads = max_i64(need->heads, other.heads);
 }
 
 static void place_shadow(Model *model)

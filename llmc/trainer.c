@@ -28,8 +28,9 @@
 typedef struct { /* a step that was issued; what is said of it waits for its result */
     int64_t number;
     Step step;
-    double began, wait_ms, waited_s; /* clock; for data; of comm, both at the step's start */
-    uint64_t data_hash, wire_bytes;  /* wire_bytes: that this rank sent */
+    double began, issued_ms;        /* clock; how long issuing took, which on a CPU is the step */
+    double wait_ms, waited_s;       /* for data; of comm, at the step's start */
+    uint64_t data_hash, wire_bytes; /* wire_bytes: that this rank sent */
 } Issued;
 
 typedef struct {
@@ -146,7 +147,7 @@ static void print_header(const Trainer *t, const char *from)
            arch_name(c->arch), c->L, c->C, c->NH, config_parameters(c), c->T);
     plan_print_precision(&t->model, t->automatic, t->precision_reason);
     plan_print_line(&t->model);
-    printf("device      %s, %d threads; matrix products at most %.0f GFLOP/s here (measured), the base of mfu\n",
+    printf("device      %s, %d threads; matrix products at most %.0f GFLOP/s here, the base of mfu\n",
            t->model.ops->name, t->machine->threads, t->peak_flops * 1e-9);
     printf("data        %" PRId64 " tokens, %" PRId64 " windows; a step is %" PRId64 " tokens in %" PRId64
            " micro-batches of %" PRId64 " x %" PRId64 "\n",
@@ -357,6 +358,7 @@ static Issued issue_step(Trainer *t)
 
     optimizer_step(&t->model.optimizer, t->global_batch);
     issued.wire_bytes = t->machine->comm->bytes_sent - sent;
+    issued.issued_ms = (now_seconds() - issued.began) * 1e3;
     issued.number = ++t->state.step;
     t->state.last_batch_hash = data.hash;
     uint64_t chain[2] = {t->state.data_hash, data.hash};
@@ -481,8 +483,7 @@ static void report_step(Trainer *t, const Issued *s)
     Error error;
     StepResult result = optimizer_result(&t->model.optimizer);
     if (!result.finite) stop_not_finite(t, s->number, &result);
-    double now = now_seconds();
-    report.ms = (now - fmax(s->began, t->reported)) * 1e3;
+    report.ms = fmax((now_seconds() - fmax(s->began, t->reported)) * 1e3, s->issued_ms);
     t->busy_s += report.ms * 1e-3 - (comm->waited_s - s->waited_s);
     print_straggler(t, s->number);
     report.wire_bytes = comm_sum_u64(comm, s->wire_bytes);

@@ -35,12 +35,15 @@ static void copy_out(void *host, const void *device, size_t bytes)
 static size_t partial_floats(const Need *need) { return (size_t)(ceil_div(need->N, SUM_ROWS) * 2 * need->cols); }
 static size_t workspace_bytes(const Need *need)
 {
-    return round_up(partial_floats(need) * 4, 256) + (round_up(need->V, 128) + 1 + need->N) * 4;
+    return round_up(partial_floats(need) * 4, 256) + round_up((round_up(need->V, 128) + 1 + need->N) * 4, 256) +
+           need->N * need->heads * 4;
 }
 static void workspace_set(void *memory, const Need *need)
 {
     cuda.partial = gmem<float>(memory);
-    cuda.sorted = gmem<int32_t>((void *)((char *)memory + round_up(partial_floats(need) * 4, 256)));
+    char *sorted = (char *)memory + round_up(partial_floats(need) * 4, 256);
+    cuda.sorted = gmem<int32_t>((void *)sorted);
+    cuda.attention = gmem<float>((void *)(sorted + round_up((round_up(need->V, 128) + 1 + need->N) * 4, 256)));
 }
 
 static void begin_step(const Step *step) { copy_in((void *)&cuda.step.p->step, step, sizeof *step); }
@@ -74,6 +77,8 @@ extern "C" int cuda_open(const Ops **ops, Error *)
     table.norm_backward = cuda_norm_backward;
     table.qk_norm_rope_forward = cuda_qk_norm_rope_forward;
     table.qk_norm_rope_backward = cuda_qk_norm_rope_backward;
+    table.attention_forward = cuda_attention_forward;
+    table.attention_backward = cuda_attention_backward;
     table.softmax_cross_entropy = cuda_softmax_cross_entropy;
     table.loss_sum = cuda_loss_sum;
     table.add = cuda_add;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The CUDA backend's operations on a CPU: builds llmc/cuda/*.cu for dev/cuda_on_cpu into $BUILD/cuda_on_cpu and runs
-# cuda_ops.c on them. LLMC_TEST_ALL=1: threads of a block in other orders too, and everything again under
-# AddressSanitizer. Skipped where the CUDA toolkit's headers are not installed; no GPU, no nvcc needed.
+# cuda_ops.c on them, blocks and threads in reverse order: that of their numbers is the one that hides mistakes.
+# LLMC_TEST_ALL=1: other orders too, and everything again under AddressSanitizer. Skipped where the CUDA toolkit's headers are not installed; no GPU, no nvcc needed.
 source "$(dirname "$0")/lib.sh"
 
 build=${BUILD:-build}
@@ -48,7 +48,7 @@ more=()
 cases=()
 if [ ! -f llmc/cuda/backend.cu ]; then # the operations alone
     more=(test/cuda_ops_open.cu)
-    cases=(operand embedding residual norm_backward softmax loss copy sum_squares adamw sums finish qk_norm)
+    cases=(operand embedding residual norm_backward softmax loss copy sum_squares adamw sums finish qk_norm attention documents)
 fi
 
 cuda_ops() { # cuda_ops NAME FOLDER FLAG...: builds it
@@ -65,6 +65,8 @@ run() { # run NAME FOLDER ORDER
     CUDA_ON_CPU_ORDER=$3 LLMC_TEST_ALL=0 timeout --kill-after=5 280 "$2/cuda_ops" "${cases[@]}" >"$scratch/out" 2>"$scratch/err"
     code=$?
     grep -v '^measured' "$scratch/out" | head -n 40
+    bits=$(grep '^measured bits' "$scratch/out")
+    check "$1: the same bits" same "$bits" "${first_bits:=$bits}"
     local last
     last=$(tail -n 1 "$scratch/out")
     if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
@@ -75,9 +77,9 @@ run() { # run NAME FOLDER ORDER
 }
 
 cuda_ops "cuda_on_cpu" "$build/cuda_on_cpu" -O2
-[ "$code" -eq 0 ] && run "threads in order" "$build/cuda_on_cpu" forward
+[ "$code" -eq 0 ] && run "threads in reverse order" "$build/cuda_on_cpu" reverse
 if [ "$long" = 1 ] && [ "$code" -eq 0 ]; then
-    run "threads in reverse order" "$build/cuda_on_cpu" reverse
+    run "threads in order" "$build/cuda_on_cpu" forward
     run "threads in random order" "$build/cuda_on_cpu" random:1
     cuda_ops "cuda_on_cpu under AddressSanitizer" "$build/cuda_on_cpu/asan" -O1 -fsanitize=address -fno-omit-frame-pointer
     [ "$code" -eq 0 ] && run "under AddressSanitizer" "$build/cuda_on_cpu/asan" forward

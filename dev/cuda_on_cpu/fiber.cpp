@@ -1,4 +1,4 @@
-/* Stacks that take turns: see fiber.h. Each stack is its own mapping with an unmapped page below it, so that a kernel
+/* Stacks that take turns: see fiber.h. Each stack is its own mapping with a guard below it, so that a kernel
  * that needs more than STACK_BYTES faults instead of writing into another thread's variables. */
 #include "fiber.h"
 #include "internal.h"
@@ -28,12 +28,12 @@ enum : size_t {
 #else
     STACK_BYTES = 64 << 10,
 #endif
-    GUARD_BYTES = 4096
+    GUARD_BYTES = 64 << 10 /* more than a function's frame, that might reach over less */
 };
 
 struct Fiber {
     void *stack_pointer; /* while it is not running */
-    char *mapping;       /* guard page, then the stack; null for an OS thread's own stack */
+    char *mapping;       /* guard, then the stack; null for an OS thread's own stack */
     const void *bottom;
     size_t bytes;
     void (*endless)();

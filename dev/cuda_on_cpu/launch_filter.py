@@ -61,6 +61,16 @@ def closing(text, at):
     raise Error(f'{line_of(text, at)}: this bracket is not closed')
 
 
+def outside_brackets(text):
+    """The text without what is in brackets, those of template arguments too."""
+    depth, out = 0, ''
+    for c in text:
+        depth -= c in ')]}>'
+        out += c if depth == 0 else ''
+        depth += c in '([{<'
+    return out
+
+
 def kernel_begin(text, end):
     """Where the kernel's name that ends at `end` begins: ns::name<template arguments>."""
     i = end
@@ -124,8 +134,8 @@ def shared(text, blank, at):
         stop = closing(declaration, found.end() - 1)
         alignment = declaration[found.end():stop]
         declaration = (declaration[:found.start()] + declaration[stop + 1:]).strip()
-    parts = re.match(r'(?P<type>.*?[\s*>])(?P<name>\w+)\s*(?P<dimensions>(\[.*\])?)$', declaration, re.S)
-    if not parts:
+    parts = re.match(r'(?P<type>.*?[\s*>])(?P<name>\w+)\s*(?P<dimensions>(\[.*\])?)$', declaration)
+    if not parts or re.search('[,=]', outside_brackets(declaration)):
         raise Error(f'{where}: one variable without initial value per __shared__ declaration, please')
     kind, name, dimensions = parts['type'].strip(), parts['name'], parts['dimensions'].strip()
     lines = line_breaks(text[begin:end])

@@ -38,7 +38,7 @@
 namespace attention
 {
 
-enum { WARPS = 4, THREADS = 32 * WARPS, MAX_TILE_HEAD_DIM = 128 };
+constexpr int WARPS = 4, THREADS = 32 * WARPS, MAX_TILE_HEAD_DIM = 128;
 constexpr float LOG2E = 1.44269504f;
 
 /* ---- arguments ---- */
@@ -89,6 +89,12 @@ inline bool head_dim_fits_tiles(int64_t HD) { return HD % 16 == 0 && HD <= MAX_T
         break;                                                                                                         \
     }
 
+/* Without this a kernel gets 48 KiB of dynamic shared memory at most. */
+template <class Kernel> void allow_shared_bytes(Kernel *kernel, size_t bytes, const char *op)
+{
+    cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op);
+}
+
 /* The plain kernels (attention_plain.cu): any head size and dtype, row alignment of one element. */
 void plain_forward(Tensor att, Tensor lse, Tensor q, Tensor k, Tensor v, const Attention *a);
 void plain_backward(Tensor dq, Tensor dk, Tensor dv, Tensor datt, Matrix<const float> delta, Tensor lse, Tensor q,
@@ -112,19 +118,15 @@ __device__ inline FirstKeys first_keys_of(const Shape &a, int64_t b, int t0, int
     int smallest = INT32_MAX, largest = 0;
     for (int i = threadIdx.x % 32; i < n; i += 32) {
         int first = a.first_key.ld(b * a.Tq + t0 + i);
-        smallest = first < smallest ? first : smallest;
-        largest = first > largest ? first : largest;
+        smallest = min(smallest, first);
+        largest = max(largest, first);
     }
     for (int distance = 16; distance; distance /= 2) {
-        int other_smallest = __shfl_xor_sync(0xffffffffu, smallest, distance);
-        int other_largest = __shfl_xor_sync(0xffffffffu, largest, distance);
-        smallest = other_smallest < smallest ? other_smallest : smallest;
-        largest = other_largest > largest ? other_largest : largest;
+        smallest = min(smallest, __shfl_xor_sync(0xffffffffu, smallest, distance));
+        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
     }
     return FirstKeys{smallest, largest};
 }
-
-__device__ inline int smaller(int x, int y) { return x < y ? x : y; }
 
 /* Of a product (below) whose rows are queries and columns keys: where the query does not see the key, x becomes `masked`,
  * also if it is NaN. `t0` is the lane's first query. First keys are read here each time: registers are scarce. */

@@ -88,13 +88,10 @@ __device__ inline int last_query_end(const Shape &a, int64_t b, int key_end)
     int end = 0;
     for (int t = threadIdx.x; t < a.Tq; t += THREADS)
         if (first_key_of(a, b, t) < key_end) end = t + 1;
-    for (int distance = 16; distance; distance /= 2) {
-        int other = __shfl_xor_sync(0xffffffffu, end, distance);
-        end = other > end ? other : end;
-    }
+    for (int distance = 16; distance; distance /= 2) end = max(end, __shfl_xor_sync(0xffffffffu, end, distance));
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = end;
     __syncthreads();
-    for (int w = 0; w < WARPS; w++) end = of_warp[w] > end ? of_warp[w] : end;
+    for (int w = 0; w < WARPS; w++) end = max(end, of_warp[w]);
     return end;
 }
 
@@ -153,7 +150,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     extern __shared__ uint4 shared[];
     bf16 *k_tile = (bf16 *)shared, *v_tile = k_tile + KEYS * HD, *tiles = v_tile + KEYS * HD;
     Stats *stats = (Stats *)(tiles + 4 * TILE);
-    int b = blockIdx.x / a.NKV, kv = blockIdx.x % a.NKV, key0 = blockIdx.y * KEYS, keys = smaller(KEYS, a.Tk - key0);
+    int b = blockIdx.x / a.NKV, kv = blockIdx.x % a.NKV, key0 = blockIdx.y * KEYS, keys = min(KEYS, a.Tk - key0);
     int warp_row = threadIdx.x / 32 * 16 * MF, lane = threadIdx.x % 32;
     int64_t key_row = (int64_t)b * a.Tk + key0, query_row = (int64_t)b * a.Tq;
     int begin = key0 > a.position0 ? (key0 - a.position0) / OTHER * OTHER : 0;
@@ -218,7 +215,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     float *lse2 = (float *)(kv_tiles + 4 * TILE), *row_delta = lse2 + DQ_ROWS;
     int b = blockIdx.x / a.NH, t0 = (gridDim.y - 1 - blockIdx.y) * DQ_ROWS, h = blockIdx.x % a.NH;
     int warp_row = threadIdx.x / 32 * 16 * MF, lane_row = warp_row + threadIdx.x % 32 / 4;
-    int queries = smaller(DQ_ROWS, a.Tq - t0);
+    int queries = min(DQ_ROWS, a.Tq - t0);
     int64_t row = (int64_t)b * a.Tq + t0;
     FirstKeys first = first_keys_of(a, b, t0, queries);
     int begin = first.smallest / OTHER * OTHER, end = a.position0 + t0 + queries;
@@ -278,18 +275,16 @@ void launch_backward(Tensor dq, Tensor dk, Tensor dv, Tensor datt, Matrix<const 
                      Tensor k, Tensor v, const Attention *a)
 {
     int keys = WARPS * 16 * dkdv_fragments<HD>();
-    int dkdv_bytes = (2 * keys + 4 * OTHER) * HD * (int)sizeof(bf16) + 2 * (int)sizeof(Stats);
-    int dq_bytes = (2 * DQ_ROWS + 4 * OTHER) * HD * (int)sizeof(bf16) + 2 * DQ_ROWS * (int)sizeof(float);
+    size_t dkdv_bytes = (2 * keys + 4 * OTHER) * HD * sizeof(bf16) + 2 * sizeof(Stats);
+    size_t dq_bytes = (2 * DQ_ROWS + 4 * OTHER) * HD * sizeof(bf16) + 2 * DQ_ROWS * sizeof(float);
     dim3 dkdv_grid((unsigned)(a->B * a->NKV), (unsigned)((a->Tk + keys - 1) / keys));
     dim3 dq_grid((unsigned)(a->B * a->NH), (unsigned)((a->Tq + DQ_ROWS - 1) / DQ_ROWS));
     Matrix<const bf16> q_ = matrix<const bf16>(q), k_ = matrix<const bf16>(k), v_ = matrix<const bf16>(v);
     Matrix<const bf16> datt_ = matrix<const bf16>(datt);
     Matrix<const float> lse_ = matrix<const float>(lse);
 
-    cuda_check(cudaFuncSetAttribute(dkdv_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, dkdv_bytes),
-               "attention_backward");
-    cuda_check(cudaFuncSetAttribute(dq_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, dq_bytes),
-               "attention_backward");
+    allow_shared_bytes(dkdv_kernel<HD>, dkdv_bytes, "attention_backward");
+    allow_shared_bytes(dq_kernel<HD>, dq_bytes, "attention_backward");
     dkdv_kernel<HD><<<dkdv_grid, THREADS, dkdv_bytes, cuda.stream>>>(matrix<bf16>(dk), matrix<bf16>(dv), datt_, lse_,
                                                                      delta, q_, k_, v_, shape_of(a));
     cuda_check(cudaGetLastError(), "attention_backward");

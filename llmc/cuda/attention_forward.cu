@@ -47,8 +47,9 @@ __device__ inline void online_softmax(float (&s)[MF][NF][4], float (&o)[MF][HD /
             for (int n = 0; n < NF; n++) largest = fmaxf(largest, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1)); /* the four lanes of a row */
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            float shift = largest == -INFINITY ? 0 : largest * factor; /* no key seen so far, or only NaN */
-            float shrink = exp2_approximate(fmaf(before, factor, -shift)), sum = 0;
+            float shift = largest == -INFINITY ? 0 : largest; /* no key seen so far, or only NaN */
+            float shrink = exp2_approximate((before - shift) * factor), sum = 0; /* 1 where the maximum stays */
+            shift *= factor;
 #pragma unroll
             for (int n = 0; n < NF; n++)
 #pragma unroll
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(THREADS, 2) forward_kernel(Matrix<bf16> att, M
     extern __shared__ uint4 shared[];
     bf16 *q_tile = (bf16 *)shared, *kv_tiles = q_tile + ROWS * HD; /* K, V of even and of odd steps */
     int b = blockIdx.x / a.NH, t0 = (gridDim.y - 1 - blockIdx.y) * ROWS, h = blockIdx.x % a.NH;
-    int warp_row = threadIdx.x / 32 * 16 * MF, queries = smaller(ROWS, a.Tq - t0);
+    int warp_row = threadIdx.x / 32 * 16 * MF, queries = min(ROWS, a.Tq - t0);
     int64_t row = (int64_t)b * a.Tq + t0;
     FirstKeys first = first_keys_of(a, b, t0, queries);
     int begin = first.smallest / KEYS * KEYS, end = a.position0 + t0 + queries;
@@ -133,10 +134,9 @@ __global__ void __launch_bounds__(THREADS, 2) forward_kernel(Matrix<bf16> att, M
 
 template <int HD> void launch_forward(Tensor att, Tensor lse, Tensor q, Tensor k, Tensor v, const Attention *a)
 {
-    int bytes = (ROWS + 4 * keys_at_once<HD>()) * HD * (int)sizeof(bf16);
+    size_t bytes = (ROWS + 4 * keys_at_once<HD>()) * HD * sizeof(bf16);
     dim3 grid((unsigned)(a->B * a->NH), (unsigned)((a->Tq + ROWS - 1) / ROWS));
-    cuda_check(cudaFuncSetAttribute(forward_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-               "attention_forward");
+    allow_shared_bytes(forward_kernel<HD>, bytes, "attention_forward");
     forward_kernel<HD><<<grid, THREADS, bytes, cuda.stream>>>(matrix<bf16>(att), matrix<float>(lse),
                                                               matrix<const bf16>(q), matrix<const bf16>(k),
                                                               matrix<const bf16>(v), shape_of(a));

@@ -179,24 +179,21 @@ static double cuda_peak_flops(DType dtype)
 
 /* ---- opening ---- */
 
-static int open_device(Error *error)
+static void open_device(void)
 {
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0)
-        return error_set(error, "no GPU: %s; train_gpt trains on the CPU",
-                         status == cudaSuccess ? "this machine has none, or CUDA_VISIBLE_DEVICES hides it"
-                                               : cudaGetErrorString(status));
+        die("no GPU: %s; train_gpt trains on the CPU", cudaGetErrorString(status ? status : cudaErrorNoDevice));
     cudaDeviceProp properties;
     cuda_check(cudaSetDevice(0), "cudaSetDevice");
     cuda_check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
     if (properties.major < 8)
-        return error_set(error, "%s has compute capability %d.%d; at least 8.0 (A100) is needed", properties.name,
-                         properties.major, properties.minor);
+        die("%s has compute capability %d.%d; at least 8.0 (A100) is needed", properties.name, properties.major,
+            properties.minor);
     snprintf(backend.isa, sizeof backend.isa, "sm_%d%d", properties.major, properties.minor);
     snprintf(backend.name, sizeof backend.name, "%s (%s), %s, attention by our own kernels", properties.name,
              backend.isa, gemm_library());
-    return 0;
 }
 
 int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
@@ -205,7 +202,7 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
     if (cuda.stream) gemm_close();
     cuda = CudaState();
     backend.posted = backend.collected = 0;
-    if (open_device(error)) return -1;
+    open_device();
     cuda_check(cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking), "cudaStreamCreate");
     cuda_check(cudaMallocHost((void **)&backend.result, RESULTS * sizeof *backend.result), "cudaMallocHost");
     for (int i = 0; i < RESULTS; i++)

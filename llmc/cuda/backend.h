@@ -7,7 +7,7 @@
 C_BEGIN
 
 /* Device 0 of those that the process sees. isa must be "auto"; threads: of the host's loops, 0 all. Runs the self-test
- * (self_test.cu) and dies when it fails. 0 and *ops, or -1 with the reason (no GPU, no driver ...). */
+ * (self_test.cu). Dies where there is no GPU that can be used, or the self-test fails. 0 and *ops, or -1: the arguments. */
 int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error);
 
 const char *cuda_isa(void); /* of the open backend: "sm_90" */
