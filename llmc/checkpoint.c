@@ -371,20 +371,15 @@ static int read_state_fields(const Json *object, const char *path, RunState *sta
 
 static Json *read_state(const char *path, RunState *state, uint64_t *config_hash, Error *error)
 {
-    size_t bytes;
-    char *map = file_map(path, &bytes, error);
+    char *text = file_read_text(path, error);
     Json *object = NULL;
-    if (!map) return NULL;
-
-    char *text = xmalloc(bytes + 1); /* ends with a zero, as strcmp wants */
-    memcpy(text, map, bytes);
-    text[bytes] = 0;
+    if (!text) return NULL;
+    size_t bytes = strlen(text);
     if (!has_own_hash(text, bytes))
         error_set(error, "%s: damaged or cut short (its hash does not match)", path);
     else
         object = json_parse(text, bytes, path, error);
     free(text);
-    file_unmap(map, bytes);
     if (object && read_state_fields(object, path, state, config_hash, error)) {
         json_free(object);
         return NULL;

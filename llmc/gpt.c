@@ -386,6 +386,16 @@ void gpt_free(GPT *gpt)
     *gpt = (GPT){0};
 }
 
+void gpt_tune(const GPT *gpt)
+{
+    for (int64_t l = 0; l < gpt->config->L; l++) {
+        const Block *b = &gpt->block[l];
+        const Linear *layer[] = {&b->qkv, &b->o, &b->up, &b->down};
+        for (int i = 0; i < 4; i++) gpt->ops->tune(layer[i], gpt->acts.N);
+    }
+    gpt->ops->tune(&gpt->head, gpt->acts.chunk);
+}
+
 void gpt_tie_head(GPT *gpt)
 {
     Linear *head = &gpt->head;

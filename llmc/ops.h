@@ -123,6 +123,12 @@ typedef struct {
     void (*result_post)(const StepResult *result);
     void (*result_collect)(StepResult *host);
     void (*product_counts)(ProductCounts *counts);
+    /* Choices of algorithms by timing, all NULL where there are none to make. tune times candidates for a layer's three
+     * products with N rows; choices are all made so far, as text, owned by the caller; choices_set takes such a text: 0, or
+     * -1 with the reason when it is of another library or device. */
+    void (*tune)(const Linear *w, int64_t N);
+    char *(*choices)(void);
+    int (*choices_set)(const char *text, Error *error);
     /* From now on every quantization adds to stats[layer * OPERAND_ROLES + role - ROLE_OPERAND] (host memory, the
      * caller's); NULL: no longer. Slow; changes no result. */
     void (*measure)(QuantStats *stats);

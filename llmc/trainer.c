@@ -199,6 +199,35 @@ static void open_run(Trainer *t, const Start *from)
     if (from->dir) checkpoint_prune(o->run_dir, t->state.step, o->keep_checkpoints); /* a kill may have left one more */
 }
 
+/* Algorithms chosen by timing: those of the run's folder on a resume, or on request those that rank 0 times now. All ranks
+ * take the same, so that the run can be repeated. */
+static void choose_algorithms(const Trainer *t, bool resumed)
+{
+    const Ops *ops = t->model.ops;
+    Comm *comm = t->machine->comm;
+    char *path = xformat("%s/algorithms.json", t->options->run_dir), *text = NULL;
+    Error error;
+    uint64_t bytes = 0;
+    if (t->options->tune_gemm && !ops->tune) die_usage("tune_gemm: this program has nothing to choose from");
+    if (comm->rank == 0 && ops->tune && resumed && access(path, F_OK) == 0) {
+        text = file_read_text(path, &error);
+        if (!text) die("%s", error.text);
+    } else if (comm->rank == 0 && t->options->tune_gemm) {
+        gpt_tune(&t->model.gpt);
+        text = ops->choices();
+        if (file_write_text(path, text, &error)) die("%s", error.text);
+    }
+    if (text) bytes = strlen(text) + 1;
+    comm->broadcast(comm, &bytes, sizeof bytes, 0);
+    if (bytes && comm->rank > 0) text = xmalloc(bytes);
+    if (bytes) comm->broadcast(comm, text, bytes, 0);
+    if (bytes && ops->choices_set(text, &error))
+        note("note: %s is not used: %s; the run goes on with other algorithms, whose sums round otherwise", path,
+             error.text);
+    free(text);
+    free(path);
+}
+
 /* Opens and checks all that the run reads; then the run folder changes. Resolves the precision in *o. */
 static void start(Trainer *t, Options *o)
 {
@@ -243,6 +272,7 @@ static void start(Trainer *t, Options *o)
     if (!from.dir) zero_init_params(&t->model.zero, (uint64_t)o->seed);
     t->state.file_list_hash = dataloader_file_list_hash(t->data);
     gpt_enter_step(&t->model.gpt, (uint32_t)t->state.step);
+    choose_algorithms(t, from.dir != NULL);
     telemetry_open(&t->telemetry, &t->model, o);
     t->peak_flops = t->model.ops->peak_flops(t->model.recipe.act);
     print_header(t, from.dir);

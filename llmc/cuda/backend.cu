@@ -21,7 +21,7 @@ enum { RESULTS = 2 }; /* that may be on their way */
 
 static struct {
     Ops ops;
-    char name[320], isa[16];
+    char device[256], name[400], isa[16];
     int threads;
     StepResult *result; /* [RESULTS] pinned host memory */
     cudaEvent_t result_there[RESULTS];
@@ -156,6 +156,9 @@ static void cuda_result_collect(StepResult *host)
 
 static void cuda_product_counts(ProductCounts *counts) { *counts = cuda.counts; }
 
+static char *cuda_choices(void) { return gemm_choices(backend.device); }
+static int cuda_choices_set(const char *text, Error *error) { return gemm_choices_set(text, backend.device, error); }
+
 static void cuda_measure(QuantStats *stats) { (void)stats; }
 
 /* ---- the peak, from the data sheets: multiply-adds per SM and clock, FP32 accumulation ---- */
@@ -192,6 +195,7 @@ static void open_device(void)
         die("%s has compute capability %d.%d; at least 8.0 (A100) is needed", properties.name, properties.major,
             properties.minor);
     snprintf(backend.isa, sizeof backend.isa, "sm_%d%d", properties.major, properties.minor);
+    snprintf(backend.device, sizeof backend.device, "%s", properties.name);
     snprintf(backend.name, sizeof backend.name, "%s (%s), %s, attention by our own kernels", properties.name,
              backend.isa, gemm_library());
 }
@@ -233,6 +237,9 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
     o->result_collect = cuda_result_collect;
     o->product_counts = cuda_product_counts;
     o->measure = cuda_measure;
+    o->tune = cuda_tune;
+    o->choices = cuda_choices;
+    o->choices_set = cuda_choices_set;
     o->view_bytes = cuda_view_bytes;
     o->view_place = cuda_view_place;
     o->operand_from_tensor = cuda_operand_from_tensor;

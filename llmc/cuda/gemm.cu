@@ -1,7 +1,10 @@
-/* See gemm.cuh. Order: status, plans, products. */
+/* See gemm.cuh. Order: status, plans, products, choices. */
 #include "gemm.cuh"
 
+#include "../json.h"
+
 #include <cublasLt.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +13,8 @@ enum {
     WORKSPACE = 32 << 20,  /* bytes for cuBLASLt; what NVIDIA advises from sm_90 on */
     SUM_FLOATS = 16 << 20, /* of a product that is rounded before it is added: rows at a time */
     PLANS_AT_FIRST = 64,
+    CANDIDATES = 8,
+    TIMED_RUNS = 5,
     ALIGNMENT = 256 /* of an address, at most, that an algorithm may count on */
 };
 
@@ -28,10 +33,18 @@ typedef struct {
     bool fused_bias;
 } Plan;
 
+typedef struct {
+    uint64_t key; /* hash of the PlanKey */
+    int candidate;
+} Choice;
+
 static struct {
     cublasLtHandle_t handle;
     Plan *plan; /* [count] owned */
     int count, room;
+    Choice *choice; /* [choices] owned */
+    int choices;
+    bool tuning;
     char *workspace;
     float *sum; /* [SUM_FLOATS] */
     char library[32];
@@ -63,6 +76,7 @@ void gemm_close(void)
         cublasLtMatrixLayoutDestroy(gemm.plan[i].out);
     }
     free(gemm.plan);
+    free(gemm.choice);
     cublasLtDestroy(gemm.handle);
     memset(&gemm, 0, sizeof gemm);
 }
@@ -110,13 +124,13 @@ static cublasLtMatrixLayout_t input_layout(DType dtype, bool k_contiguous, int64
     return k_contiguous ? layout(dtype, outer, K, ld) : layout(dtype, K, outer, ld);
 }
 
-/* 1 and the algorithm, or 0: cuBLASLt has none. */
-static int choose(Plan *p)
+/* The heuristic's best algorithms, at most `most`; returns how many there are. */
+static int candidates(const Plan *p, int most, cublasLtMatmulAlgo_t *algorithm)
 {
     cublasLtMatmulPreference_t preference;
-    cublasLtMatmulHeuristicResult_t found;
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     const PlanKey *k = &p->key;
-    int count = 0;
+    int count = 0, usable = 0;
     check(cublasLtMatmulPreferenceCreate(&preference), "preference");
     prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)WORKSPACE);
     prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -126,11 +140,36 @@ static int choose(Plan *p)
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->out_align);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k->out_align);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gemm.handle, p->product, p->a, p->b, p->out, p->out,
-                                                           preference, 1, &found, &count);
+                                                           preference, most, found, &count);
     cublasLtMatmulPreferenceDestroy(preference);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED) check(status, "heuristic");
-    if (status == CUBLAS_STATUS_SUCCESS && count > 0) p->algorithm = found.algo;
-    return status == CUBLAS_STATUS_SUCCESS && count > 0;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return 0;
+    check(status, "heuristic");
+    for (int i = 0; i < count; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS) algorithm[usable++] = found[i].algo;
+    return usable;
+}
+
+static int chosen(const PlanKey *key)
+{
+    uint64_t hash = hash64(key, sizeof *key, 0);
+    for (int i = 0; i < gemm.choices; i++)
+        if (gemm.choice[i].key == hash) return gemm.choice[i].candidate;
+    return -1;
+}
+
+static void add_choice(uint64_t key, int candidate)
+{
+    gemm.choice = (Choice *)xrealloc(gemm.choice, (size_t)(gemm.choices + 1) * sizeof *gemm.choice);
+    gemm.choice[gemm.choices++] = Choice{key, candidate};
+}
+
+/* False: cuBLASLt has no algorithm. */
+static bool choose(Plan *p)
+{
+    cublasLtMatmulAlgo_t algorithm[CANDIDATES];
+    int wanted = chosen(&p->key) < 0 ? 0 : chosen(&p->key), count = candidates(p, wanted + 1, algorithm);
+    if (count) p->algorithm = algorithm[wanted < count ? wanted : 0];
+    return count > 0;
 }
 
 static void make_plan(Plan *p, PlanKey key)
@@ -184,6 +223,43 @@ template <class T> __global__ void add_bias(Matrix<T> y, gmem<const float> bias)
     for (int64_t r = blockIdx.y; r < y.rows; r += gridDim.y) y.row(r).st(c, from_f32<T>(to_f32(y.row(r).ld(c)) + b));
 }
 
+typedef struct {
+    float alpha, beta;
+    const void *a, *b;
+    void *out;
+} Call;
+
+static void run(const Plan *p, const cublasLtMatmulAlgo_t *algorithm, const Call *c)
+{
+    check(cublasLtMatmul(gemm.handle, p->product, &c->alpha, c->b, p->a, c->a, p->b, &c->beta, c->out, p->out, c->out,
+                         p->out, algorithm, gemm.workspace, WORKSPACE, cuda.stream),
+          "matmul");
+}
+
+/* The plan's algorithm becomes the fastest of its candidates, which write over the output; remembered as a choice. */
+static void time_candidates(Plan *p, const Call *call)
+{
+    cublasLtMatmulAlgo_t algorithm[CANDIDATES];
+    cudaEvent_t start, end;
+    int count = candidates(p, CANDIDATES, algorithm), best = 0;
+    float least = INFINITY, ms;
+    cuda_check(cudaEventCreate(&start), "tune_gemm");
+    cuda_check(cudaEventCreate(&end), "tune_gemm");
+    for (int i = 0; i < count; i++) {
+        run(p, &algorithm[i], call); /* the first time loads it */
+        cuda_check(cudaEventRecord(start, cuda.stream), "tune_gemm");
+        for (int k = 0; k < TIMED_RUNS; k++) run(p, &algorithm[i], call);
+        cuda_check(cudaEventRecord(end, cuda.stream), "tune_gemm");
+        cuda_check(cudaEventSynchronize(end), "tune_gemm");
+        cuda_check(cudaEventElapsedTime(&ms, start, end), "tune_gemm");
+        if (ms < least) least = ms, best = i;
+    }
+    cuda_check(cudaEventDestroy(start), "tune_gemm");
+    cuda_check(cudaEventDestroy(end), "tune_gemm");
+    p->algorithm = algorithm[best];
+    add_choice(hash64(&p->key, sizeof p->key, 0), best);
+}
+
 static void multiply(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out, float alpha)
 {
     PlanKey key;
@@ -198,9 +274,9 @@ static void multiply(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, 
     Plan *p = plan_for(key);
     float beta = out.accumulate ? 1.0f : 0.0f;
     if (p->fused_bias) set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, out.bias);
-    check(cublasLtMatmul(gemm.handle, p->product, &alpha, b.data, p->a, a.data, p->b, &beta, out.data, p->out, out.data,
-                         p->out, &p->algorithm, gemm.workspace, WORKSPACE, cuda.stream),
-          "matmul");
+    Call call = {alpha, beta, a.data, b.data, out.data};
+    if (gemm.tuning && chosen(&key) < 0) time_candidates(p, &call);
+    run(p, &p->algorithm, &call);
     if (out.bias && !p->fused_bias) {
         Tensor y = {out.data, out.dtype, M, N, out.ld};
         dim3 grid((unsigned)ceil_div(N, BIAS_THREADS), (unsigned)min_i64(M, 65535));
@@ -221,7 +297,8 @@ static GemmInput rows_from(GemmInput a, int64_t first)
 
 void cuda_gemm(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out, float alpha)
 {
-    if (!out.accumulate || cuda.fast_sums) {
+    if (out.accumulate && gemm.tuning && M * N <= SUM_FLOATS) out.data = gemm.sum; /* gradients stay as they are */
+    if (!out.accumulate || (cuda.fast_sums && !(gemm.tuning && M * N > SUM_FLOATS))) {
         multiply(M, N, K, a, b, out, alpha);
         return;
     }
@@ -231,7 +308,50 @@ void cuda_gemm(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOu
         int64_t rows = min_i64(most, M - row);
         GemmOutput part = {gemm.sum, DTYPE_FP32, N, NULL, false};
         multiply(rows, N, K, rows_from(a, row), b, part, alpha);
+        if (gemm.tuning) continue;
         cuda_add(Tensor{(float *)out.data + row * out.ld, DTYPE_FP32, rows, N, out.ld},
                  Tensor{gemm.sum, DTYPE_FP32, rows, N, N});
     }
+}
+
+/* ---- choices ---- */
+
+void gemm_tuning(bool on) { gemm.tuning = on; }
+
+char *gemm_choices(const char *device)
+{
+    Json *object = json_new_object();
+    json_add_string(object, "library", gemm_library());
+    json_add_string(object, "device", device);
+    Json *list = json_add_object(object, "candidates");
+    for (int i = 0; i < gemm.choices; i++) {
+        char key[17];
+        snprintf(key, sizeof key, "%016llx", (unsigned long long)gemm.choice[i].key);
+        json_add_int(list, key, gemm.choice[i].candidate);
+    }
+    char *text = json_print(object, true);
+    json_free(object);
+    return text;
+}
+
+int gemm_choices_set(const char *text, const char *device, Error *error)
+{
+    Json *object = json_parse(text, strlen(text), "the choices of tune_gemm", error);
+    if (!object) return -1;
+    const char *library = json_string(json_get(object, "library")), *made_on = json_string(json_get(object, "device"));
+    int status = 0;
+    if (!library || !made_on || strcmp(library, gemm_library()) || strcmp(made_on, device))
+        status = error_set(error, "made with %s on %s", library ? library : "another library",
+                           made_on ? made_on : "another device");
+    for (const Json *c = json_first(json_get(object, "candidates")); c && !status; c = json_next(c)) {
+        int64_t candidate;
+        char *end;
+        uint64_t key = strtoull(json_key(c), &end, 16);
+        if (*end || !json_int(c, &candidate) || candidate < 0 || candidate >= CANDIDATES)
+            status = error_set(error, "\"%s\" is no choice", json_key(c));
+        else
+            add_choice(key, (int)candidate);
+    }
+    json_free(object);
+    return status;
 }

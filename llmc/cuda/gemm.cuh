@@ -4,7 +4,7 @@
  *
  * Row-major is column-major of the transpose, so cuBLASLt computes out^T [N, M] = B A^T; its first matrix is our second.
  * A plan (descriptors and the algorithm) is made once for every shape, layout and alignment and kept. The algorithm is the
- * heuristic's first; none that adds in no fixed order (split-K in place) is admitted, so a plan's results are
+ * heuristic's first, or the fastest of several where they were timed; none that adds in no fixed order (split-K in place) is admitted, so a plan's results are
  * deterministic.
  *
  * Floor 2.
@@ -33,6 +33,12 @@ void gemm_open(void); /* after cuda.stream; dies when cuBLASLt does not work */
 void gemm_close(void);
 size_t gemm_workspace_bytes(void);
 void gemm_workspace_set(void *memory); /* 256-byte aligned */
+
+/* While tuning is on, a product whose plan was not timed yet times CANDIDATES algorithms and takes the fastest. Choices
+ * made so are kept as text (JSON) and apply to plans that are made later. 0, or -1: of another library or device. */
+void gemm_tuning(bool on);
+char *gemm_choices(const char *device);
+int gemm_choices_set(const char *text, const char *device, Error *error);
 
 void cuda_gemm(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out, float alpha);
 

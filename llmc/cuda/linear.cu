@@ -46,6 +46,32 @@ void cuda_linear_backward_weight(Linear *w, const Operand *dy, const Operand *x)
             GemmOutput{w->dW.data, w->dW.dtype, w->dW.ld, NULL, true});
 }
 
+/* On scratch memory of its own; the gradient is left alone. */
+void cuda_tune(const Linear *w, int64_t N)
+{
+    int64_t out = w->weight.rows, in = w->weight.cols;
+    const LinearFormats *f = &w->formats;
+    size_t bytes = (size_t)(N * max_i64(in, out)) * sizeof(float);
+    char *memory;
+    cuda_check(cudaMalloc((void **)&memory, 2 * bytes), "tune_gemm");
+    cuda_check(cudaMemsetAsync(memory, 0, 2 * bytes, cuda.stream), "tune_gemm");
+    Operand x = {}, dy = {};
+    x.rows = dy.rows = N;
+    x.cols = in, dy.cols = out;
+    x.row.format = f->x_row, x.col.format = f->x_col, dy.row.format = f->dy_row, dy.col.format = f->dy_col;
+    x.row.data = x.col.data = dy.row.data = dy.col.data = memory;
+    DType act = view_dtype(&x.row);
+    Linear layer = *w;
+
+    gemm_tuning(true);
+    cuda_linear_forward(Tensor{memory + bytes, act, N, out, out}, &x, w);
+    if (f->dy_row.format != FORMAT_NONE) cuda_linear_backward_input(Tensor{memory + bytes, act, N, in, in}, &dy, w);
+    if (f->dy_col.format != FORMAT_NONE) cuda_linear_backward_weight(&layer, &dy, &x);
+    gemm_tuning(false);
+    cuda_check(cudaStreamSynchronize(cuda.stream), "tune_gemm");
+    cuda_check(cudaFree(memory), "tune_gemm");
+}
+
 /* Rows row0 .. of every view, from those of the master. */
 static void prepare_rows(const Operand *o, Tensor rows, int64_t row0)
 {
