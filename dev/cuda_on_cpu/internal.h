@@ -48,6 +48,9 @@ struct Settings {
 };
 const Settings &settings();
 
+void watch_faults();           /* from now on a fault at a device address or below a stack is explained */
+void watch_faults_of_thread(); /* also where this OS thread's stack is used up */
+
 struct Random { /* splitmix64: any seed will do, also consecutive ones */
     uint64_t state;
     uint64_t next()
@@ -123,7 +126,7 @@ void wait_for_device();
 void *device_memory(const void *device, size_t bytes, const char *who);
 bool is_device_address(const void *p);
 
-/* ---- device.cpp, launch.cpp ---- */
+/* ---- device.cpp ---- */
 
 cudaError_t set_error(cudaError_t error); /* what cudaGetLastError will say, unless it is cudaSuccess; returns it */
 

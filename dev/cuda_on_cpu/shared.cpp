@@ -35,6 +35,7 @@ SharedMemory::~SharedMemory() { free(arena); }
 
 static void lay_zone(char *begin)
 {
+    ASAN_UNPOISON_MEMORY_REGION(begin, ZONE_BYTES); /* the zone before it may reach into this one */
     memset(begin, ZONE, ZONE_BYTES);
     ASAN_POISON_MEMORY_REGION(begin, ZONE_BYTES);
 }
