@@ -30,7 +30,7 @@ not() { ! "$@"; }
 
 # ---- building ----
 
-core=(block device fault fiber launch memory settings shared stats stream)
+core=(block device fiber launch memory settings shared stats stream)
 flags=(-std=c++17 -g -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror
     -Idev/cuda_on_cpu -Illmc -isystem "$cuda")
 filter=dev/cuda_on_cpu/launch_filter.py

@@ -458,6 +458,7 @@ void *dynamic_shared()
 
 void check_shared(const char *name, const void *at, size_t bytes, size_t alignment)
 {
+    if (!block) fail("%s outside of a kernel", name);
     if (!block->shared.holds(at, bytes)) fail("%s: %p is not in a shared variable of this block", name, at);
     if ((uintptr_t)at % alignment) fail("%s: %p is not a multiple of %zu", name, at, alignment);
 }

@@ -9,7 +9,6 @@
  *   memory.cpp    device and pinned memory, copies               (device_memory)
  *   device.cpp    what the device says of itself; error codes
  *   stats.cpp     counters per kernel
- *   fault.cpp     explains faults of the host at device addresses
  */
 #ifndef CUDA_ON_CPU_INTERNAL_H
 #define CUDA_ON_CPU_INTERNAL_H
@@ -48,6 +47,9 @@ struct Settings {
     size_t memory_bytes;
 };
 const Settings &settings();
+
+void watch_faults();           /* from now on a fault at a device address or below a stack is explained */
+void watch_faults_of_thread(); /* also where this OS thread's stack is used up */
 
 struct Random { /* splitmix64: any seed will do, also consecutive ones */
     uint64_t state;
@@ -127,11 +129,6 @@ bool is_device_address(const void *p);
 /* ---- device.cpp ---- */
 
 cudaError_t set_error(cudaError_t error); /* what cudaGetLastError will say, unless it is cudaSuccess; returns it */
-
-/* ---- fault.cpp ---- */
-
-void watch_faults();           /* from now on a fault at a device address or below a stack is explained */
-void watch_faults_of_thread(); /* also where this OS thread's stack is used up */
 
 } // namespace cuda_on_cpu
 

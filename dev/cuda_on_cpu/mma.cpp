@@ -18,10 +18,21 @@
 namespace cuda_on_cpu
 {
 
+/* What all lanes give. A lane that has ended gives 0xff bytes, and its `part` is not 1. */
+template <class Operands> static const Operands *exchange_all(const char *name, Operands mine)
+{
+    mine.part = 1;
+    const Operands *lanes = exchange(name, mine);
+    if (lanes_alive() != 0xffffffffu)
+        for (int lane = 0; lane < 32; lane++)
+            if (lanes[lane].part != 1) fail("%s: lane %d has ended, and the whole warp must take part", name, lane);
+    return lanes;
+}
+
 /* ---- mma ---- */
 
 struct MmaOperands { /* of one lane */
-    uint32_t a[4], b[2];
+    uint32_t part, a[4], b[2];
 };
 
 static float element(uint32_t pair, int which) { return bf16_value((uint16_t)(pair >> 16 * which)); }
@@ -44,7 +55,7 @@ void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
     memcpy(mine.a, a, sizeof mine.a);
     memcpy(mine.b, b, sizeof mine.b);
     int row = (int)running.lane / 4, col = (int)running.lane % 4 * 2;
-    const MmaOperands *lanes = exchange("mma.m16n8k16", mine);
+    const MmaOperands *lanes = exchange_all("mma.m16n8k16", mine);
     double sum[4] = {d[0], d[1], d[2], d[3]};
     for (int k = 0; k < 16; k++) {
         double left[2] = {a_element(lanes, row, k), a_element(lanes, row + 8, k)};
@@ -56,17 +67,18 @@ void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2])
 
 /* ---- ldmatrix ---- */
 
-struct MatrixRow {
+struct MatrixRow { /* that a lane names */
+    uint32_t part;
     uint16_t element[8];
 };
 
 void ldmatrix_x4(uint32_t r[4], const void *row, bool transposed)
 {
-    check_shared("ldmatrix.x4", row, sizeof(MatrixRow), sizeof(MatrixRow));
     MatrixRow mine;
-    memcpy(&mine, row, sizeof mine);
+    check_shared("ldmatrix.x4", row, sizeof mine.element, sizeof mine.element);
+    memcpy(mine.element, row, sizeof mine.element);
     int major = (int)running.lane / 4, minor = (int)running.lane % 4 * 2;
-    const MatrixRow *rows = exchange("ldmatrix.x4", mine);
+    const MatrixRow *rows = exchange_all("ldmatrix.x4", mine);
     for (int m = 0; m < 4; m++, rows += 8) {
         uint16_t low = transposed ? rows[minor].element[major] : rows[major].element[minor];
         uint16_t high = transposed ? rows[minor + 1].element[major] : rows[major].element[minor + 1];

@@ -7,7 +7,7 @@
  * by ncclCommGetAsyncError and printed. A communicator with blocking = 0 is ncclInProgress until the second poll, and after
  * every call that issues work until the next: a caller that does not poll is found out.
  *
- * Streams are played on one thread, so two communicators must be used in the same order by all ranks.
+ * Operations of all communicators run in the order in which they were issued, which must be the same on all ranks.
  */
 #include "internal.h"
 #include "nccl_comm.h"
@@ -53,10 +53,30 @@ static thread_local int group_depth;
 static thread_local ncclResult_t group_result; /* the first refusal inside of it */
 static thread_local std::vector<Issued> group;
 
+/* All operations of a process run in the order in which they were issued, whatever their streams: one thread plays all
+ * streams, so an operation that waits for another rank holds up the rest. The library does the same when asked to
+ * (NCCL_LAUNCH_ORDER_IMPLICIT). */
+static void keep_order(cudaStream_t stream, bool before)
+{
+    static std::mutex guard;
+    static cudaEvent_t last;
+    static cudaStream_t last_stream;
+    std::lock_guard<std::mutex> lock(guard);
+    if (before) {
+        if (last && stream != last_stream) cudaStreamWaitEvent(stream, last, 0);
+        return;
+    }
+    if (!last) cudaEventCreateWithFlags(&last, cudaEventDisableTiming);
+    cudaEventRecord(last, stream);
+    last_stream = stream;
+}
+
 static void submit(const std::shared_ptr<Comm> &c, cudaStream_t stream, const std::vector<Operation> &operations)
 {
     c->pending++;
+    keep_order(stream, true);
     cuda_on_cpu::enqueue(stream, [c, operations] { run(c, operations); });
+    keep_order(stream, false);
 }
 
 static bool is_message(const Operation &o) { return o.kind == SEND || o.kind == RECV; }

@@ -18,7 +18,7 @@
 #include <nccl.h>
 #pragma GCC diagnostic pop
 
-#define OMPI_SKIP_MPICXX 1
+#define OMPI_SKIP_MPICXX 1 /* OpenMPI's C++ interface is not used and not free of warnings */
 #include <mpi.h>
 
 namespace cuda_on_cpu

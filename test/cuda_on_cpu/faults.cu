@@ -1,6 +1,6 @@
 /* Planted faults, one per run: faults NAME. Each ends the program with a message, or prints "wrong" where the order of
  * threads or streams that the environment asks for brings it to light, and "right" where it does not. */
-#include "check.h"
+#include "check.cuh"
 
 #include <cstdlib>
 #include <cstring>
