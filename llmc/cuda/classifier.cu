@@ -14,7 +14,7 @@ typedef struct {        /* of some logits */
     float largest, sum; /* sum of exp(x - largest) */
 } Softmax;
 
-/* `largest` of nothing. Finite: the exponent of the difference of two infinities would be NaN, and logits may be -Inf. */
+/* `largest` of nothing. Finite: the exponential of the difference of two infinities is NaN, and a logit may be -Inf. */
 #define LEAST (-3.402823466e38f)
 
 __device__ inline Softmax join(Softmax a, Softmax b)

@@ -52,9 +52,10 @@ __device__ inline void store_targets(const Targets &t, int64_t r, int64_t c, int
 }
 
 /* A warp takes one row of PACKS x 32 x W columns of a part; a lane's loads are all on their way before it stores. Bytes:
- * those of the source once, those of each target once. */
+ * those of the source once, those of each target once. Three blocks a multiprocessor leave 80 registers a thread: nvcc on its
+ * own stops at 64 and spills. */
 template <class Source, int W>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, 3)
     write_views(Source from, Targets to, int64_t rows, int64_t cols, int64_t chunks)
 {
     enum { PACKS = Source::parts == 1 ? 4 : 2 };
