@@ -101,7 +101,7 @@ CPU_CUDA_FLAGS = $(CXXFLAGS) -DCUDA_ON_CPU -Illmc -Idev/cuda_on_cpu -isystem $(C
 CPU_CUDA_LIBRARY := $(patsubst dev/cuda_on_cpu/%.cpp,$(CPU_CUDA)/%.o,$(filter-out $(if $(and $(MPI_H),$(NCCL_H)),,%/nccl.cpp %/nccl_run.cpp),$(wildcard dev/cuda_on_cpu/*.cpp)))
 CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/cuda/%.o,$(CUDA_SOURCES))
 
-.PHONY: all test test-all test-asan bench check clean help tests skipped fat
+.PHONY: all test test-all test-asan bench check clean help tests skipped fat prebuilt
 all: train_gpt skipped ## build train_gpt
 
 skipped:
@@ -148,17 +148,36 @@ $(BUILD)/nvcc/train_gpt_nvfp4.o: train_gpt_nvfp4.cu $(BUILD)/nvcc/flags
 	@mkdir -p $(@D)
 	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
 
+# Tests and benchmarks of the device: build/nvcc/cuda_ops, build/nvcc/bench_cuda
+NVCC_OBJECTS := $(patsubst llmc/cuda/%.cu,$(BUILD)/nvcc/%.o,$(CUDA_SOURCES))
+NVLINK = $(NVCC) $(GENCODE) $(filter %.o,$^) -o $@ -lcublasLt $(filter -L%,$(LDFLAGS)) $(patsubst -Wl$(COMMA)%,-Xlinker %,$(filter -Wl%,$(LDFLAGS))) \
+         $(LDLIBS) $(if $(filter 1,$(OPENMP)),-lgomp)
+$(BUILD)/nvcc/cuda_ops: $(BUILD)/nvcc/cuda_ops.o $(NVCC_OBJECTS) $(LIB_OBJECTS) $(CPU_OBJECTS)
+	@$(NVLINK)
+$(BUILD)/nvcc/bench_cuda: $(BUILD)/nvcc/bench_cuda.o $(NVCC_OBJECTS) $(LIB_OBJECTS)
+	@$(NVLINK)
+$(BUILD)/nvcc/bench_cuda.o: dev/bench/bench_cuda.cu $(BUILD)/nvcc/flags
+	@mkdir -p $(@D)
+	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
+$(BUILD)/nvcc/cuda_ops.o: test/cuda_ops.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) -Itest $(CFLAGS) -MMD -MP -c $< -o $@
+
 $(BUILD)/nvcc/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(NVCC) $(NVFLAGS) $(GENCODE)' | cmp -s - $@ || echo '$(NVCC) $(NVFLAGS) $(GENCODE)' > $@
 
-train_gpt_nvfp4: $(if $(and $(wildcard $(NVCC)),$(GPU_ARCH)),$(BUILD)/nvcc/train_gpt_nvfp4.o $(patsubst llmc/cuda/%.cu,$(BUILD)/nvcc/%.o,$(CUDA_SOURCES)) $(LIB_OBJECTS)) ## build for the GPU found, or GPU_ARCH=sm_90
+train_gpt_nvfp4: $(if $(and $(wildcard $(NVCC)),$(GPU_ARCH)),$(BUILD)/nvcc/train_gpt_nvfp4.o $(NVCC_OBJECTS) $(LIB_OBJECTS)) ## build for the GPU found, or GPU_ARCH=sm_90
 	@[ -x "$(NVCC)" ] || { echo "train_gpt_nvfp4: no nvcc in $(CUDA_HOME)/bin: install the CUDA toolkit, or give CUDA_HOME="; exit 1; }
 	@[ -n "$(GPU_ARCH)" ] || { echo "train_gpt_nvfp4: no GPU found (nvidia-smi): give GPU_ARCH=sm_90, or make fat"; exit 1; }
-	@$(NVCC) $(GENCODE) $^ -o $@ -lcublasLt $(addprefix -Xlinker ,$(filter -L%,$(LDFLAGS))) $(filter -L%,$(LDFLAGS)) $(LDLIBS) $(if $(filter 1,$(OPENMP)),-lgomp)
+	@$(NVLINK)
 
 fat: ## train_gpt_nvfp4 for sm_80, 90, 100a, 103a, 120f and newer
 	@$(MAKE) train_gpt_nvfp4 BUILD=$(BUILD)/fat GPU_ARCH=all GENCODE='$(FAT)'
+
+prebuilt: train_gpt train_gpt_nvfp4 $(BUILD)/nvcc/cuda_ops $(BUILD)/nvcc/bench_cuda ## what dev/gpu_check.sh runs, into build/prebuilt
+	@mkdir -p build/prebuilt
+	@cp $^ build/prebuilt
 
 # ---- the CUDA program on a CPU ----
 
@@ -170,6 +189,19 @@ $(CPU_CUDA)/cuda/%.o: llmc/cuda/%.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA
 	@mkdir -p $(@D)
 	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
 	@$(CXX) $(CPU_CUDA_FLAGS) -iquote $(<D) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+
+# The same two, on a CPU.
+$(CPU_CUDA)/cuda_ops: $(CPU_CUDA)/cuda_ops.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS) $(CPU_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(CPU_CUDA)/cuda_ops.o: test/cuda_ops.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) -Itest -DCUDA_ON_CPU $(CFLAGS) -MMD -MP -c $< -o $@
+$(CPU_CUDA)/bench_cuda: $(CPU_CUDA)/bench_cuda.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(CPU_CUDA)/bench_cuda.o: dev/bench/bench_cuda.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
+	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
 
 $(CPU_CUDA)/train_gpt_nvfp4.o: train_gpt_nvfp4.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
 	@mkdir -p $(@D)

@@ -70,7 +70,7 @@ static void cuda_copy_out(void *host, const void *src, size_t bytes)
     cuda_check(cudaStreamSynchronize(cuda.stream), "copy_out");
 }
 
-/* ---- workspace: | cuBLASLt, products that are added | partial sums | sort | attention's row sums | step | ---- */
+/* ---- workspace: | cuBLASLt, products that are added | partial sums | sort | attention's row sums | ---- */
 
 static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -85,18 +85,16 @@ static size_t take(char **memory, size_t bytes, void **place)
 static size_t lay_out(char *memory, const Need *need)
 {
     char *at = memory, **to = memory ? &at : NULL;
-    void *gemm, *partial, *sorted, *attention, *step;
+    void *gemm, *partial, *sorted, *attention;
     size_t bytes = take(to, gemm_workspace_bytes(), &gemm);
     bytes += take(to, (size_t)(ceil_div(need->N, SUM_ROWS) * 2 * need->cols) * sizeof(float), &partial);
     bytes += take(to, (size_t)(round_up(need->V, 128) + 1 + need->N) * sizeof(int32_t), &sorted);
     bytes += take(to, (size_t)(need->N * need->heads) * sizeof(float), &attention);
-    bytes += take(to, sizeof(DeviceStep), &step);
     if (!memory) return bytes;
     gemm_workspace_set(gemm);
     cuda.partial = gmem<float>(partial);
     cuda.sorted = gmem<int32_t>(sorted);
     cuda.attention = gmem<float>(attention);
-    cuda.step = gmem<const DeviceStep>(step);
     return bytes;
 }
 
@@ -216,6 +214,9 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
     if (threads > 0) omp_set_num_threads((int)threads);
     backend.threads = omp_get_max_threads();
 #endif
+    void *step;
+    cuda_check(cudaMalloc(&step, sizeof(DeviceStep)), "cudaMalloc");
+    cuda.step = gmem<const DeviceStep>(step);
     gemm_open();
 
     Ops *o = &backend.ops;

@@ -12,6 +12,7 @@
 enum {
     WORKSPACE = 32 << 20,  /* bytes for cuBLASLt; what NVIDIA advises from sm_90 on */
     SUM_FLOATS = 16 << 20, /* of a product that is rounded before it is added: rows at a time */
+    BIASES = 1 << 18,      /* elements of a bias, at most */
     PLANS_AT_FIRST = 64,
     CANDIDATES = 8,
     TIMED_RUNS = 5,
@@ -30,7 +31,6 @@ typedef struct {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t a, b, out; /* cuBLASLt's: its a is our b */
     cublasLtMatmulAlgo_t algorithm;
-    bool fused_bias;
 } Plan;
 
 typedef struct {
@@ -46,7 +46,8 @@ static struct {
     int choices;
     bool tuning;
     char *workspace;
-    float *sum; /* [SUM_FLOATS] */
+    float *sum;     /* [SUM_FLOATS] */
+    uint16_t *bias; /* [BIASES] BF16 */
     char library[32];
 } gemm;
 
@@ -81,12 +82,13 @@ void gemm_close(void)
     memset(&gemm, 0, sizeof gemm);
 }
 
-size_t gemm_workspace_bytes(void) { return WORKSPACE + SUM_FLOATS * sizeof(float); }
+size_t gemm_workspace_bytes(void) { return WORKSPACE + SUM_FLOATS * sizeof(float) + BIASES * sizeof(uint16_t); }
 
 void gemm_workspace_set(void *memory)
 {
     gemm.workspace = (char *)memory;
     gemm.sum = (float *)(gemm.workspace + WORKSPACE);
+    gemm.bias = (uint16_t *)(gemm.sum + SUM_FLOATS);
 }
 
 /* ---- plans ---- */
@@ -182,13 +184,7 @@ static void make_plan(Plan *p, PlanKey key)
     p->a = input_layout(key.in, key.b_k_contiguous, key.N, key.K, key.b_ld);
     p->b = input_layout(key.in, key.a_k_contiguous, key.M, key.K, key.a_ld);
     p->out = layout(key.out, key.M, key.N, key.out_ld);
-    if (key.bias) { /* documented for an output of the bias's own type only: where it is refused, a kernel adds it */
-        set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-        set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_32F);
-        p->fused_bias = choose(p);
-        if (p->fused_bias) return;
-        set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
-    }
+    if (key.bias) set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS); /* in the type of the output */
     if (!choose(p))
         die("%s has no algorithm for a product of %lld x %lld x %lld (dtype %d, ld %lld %lld %lld)", gemm_library(),
             (long long)key.M, (long long)key.N, (long long)key.K, (int)key.in, (long long)key.a_ld, (long long)key.b_ld,
@@ -210,18 +206,6 @@ static Plan *plan_for(PlanKey key)
 }
 
 /* ---- products ---- */
-
-enum { BIAS_THREADS = 256 };
-
-/* y += bias. A thread takes one column of every gridDim.y-th row, so that the bias is read once: 4 bytes per BF16 element
- * read and written. */
-template <class T> __global__ void add_bias(Matrix<T> y, gmem<const float> bias)
-{
-    int64_t c = blockIdx.x * (int64_t)BIAS_THREADS + threadIdx.x;
-    if (c >= y.cols) return;
-    float b = bias.ld(c);
-    for (int64_t r = blockIdx.y; r < y.rows; r += gridDim.y) y.row(r).st(c, from_f32<T>(to_f32(y.row(r).ld(c)) + b));
-}
 
 typedef struct {
     float alpha, beta;
@@ -260,6 +244,15 @@ static void time_candidates(Plan *p, const Call *call)
     add_choice(hash64(&p->key, sizeof p->key, 0), best);
 }
 
+/* The bias as the epilogue wants it: in the type of the output. */
+static const void *bias_as(DType dtype, const void *bias, int64_t N)
+{
+    if (dtype == DTYPE_FP32) return bias;
+    if (N > BIASES) die("gemm: a bias of %lld elements; this is a bug", (long long)N);
+    cuda_copy(Tensor{gemm.bias, DTYPE_BF16, 1, N, N}, Tensor{(void *)bias, DTYPE_FP32, 1, N, N});
+    return gemm.bias;
+}
+
 static void multiply(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out, float alpha)
 {
     PlanKey key;
@@ -273,18 +266,10 @@ static void multiply(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, 
 
     Plan *p = plan_for(key);
     float beta = out.accumulate ? 1.0f : 0.0f;
-    if (p->fused_bias) set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, out.bias);
+    if (out.bias) set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_as(out.dtype, out.bias, N));
     Call call = {alpha, beta, a.data, b.data, out.data};
     if (gemm.tuning && chosen(&key) < 0) time_candidates(p, &call);
     run(p, &p->algorithm, &call);
-    if (out.bias && !p->fused_bias) {
-        Tensor y = {out.data, out.dtype, M, N, out.ld};
-        dim3 grid((unsigned)ceil_div(N, BIAS_THREADS), (unsigned)min_i64(M, 65535));
-        BY_DTYPE(out.dtype, T,
-                 add_bias<T>
-                 <<<grid, BIAS_THREADS, 0, cuda.stream>>>(matrix<T>(y), gmem<const float>((void *)out.bias)));
-        cuda_check(cudaGetLastError(), "add_bias");
-    }
 }
 
 /* The input from row (of M) `first` on. */

@@ -25,7 +25,7 @@ typedef struct {
     void *data;
     DType dtype;
     int64_t ld;
-    const void *bias; /* FP32 [N] added before the rounding to dtype, or NULL */
+    const void *bias; /* FP32 [N], or NULL; to a BF16 output it is added in BF16, before the one rounding */
     bool accumulate;  /* FP32 only; the product is rounded to FP32 before it is added, unless cuda.fast_sums */
 } GemmOutput;
 
