@@ -2,24 +2,29 @@
 # The doubles of CUDA on a CPU: cuBLASLt (products of all types against loops, an NVFP4 fixture, each rule violated once,
 # what each device has), mma, ldmatrix, cp.async and conversions by their documentation, and NCCL on ranks of an mpirun
 # (collectives against direct sums; ranks that disagree, stay away or abort). Also that planted faults of a caller end a
-# program with a message. Skipped where CUDA's headers or MPI are not installed; no GPU needed.
-#   LLMC_TEST_ALL=1: more ranks, all of it under shuffled streams as well
+# program with a message. Skipped where there are no CUDA headers (CUDA_INCLUDE names a folder with cublasLt.h), the part of
+# NCCL without MPI too; no GPU needed. LLMC_TEST_ALL=1: more ranks, shuffled streams, clang, sanitizers.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
+self=$PWD/test/${0##*/}
 export LC_ALL=C OMP_WAIT_POLICY=passive
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 unset OMPI_COMM_WORLD_SIZE PMI_SIZE SLURM_STEP_NUM_TASKS
+unset CUDA_ON_CPU_ORDER CUDA_ON_CPU_STREAMS CUDA_ON_CPU_STATS CUDA_ON_CPU_CAPABILITY CUDA_ON_CPU_MEMORY_MB
 long=${LLMC_TEST_ALL:-0}
 cxx=${CXX:-g++}
-cuda=${CUDA_HOME:-/usr/local/cuda}/include
+cuda=
+for folder in "${CUDA_INCLUDE:-}" "${CUDA_HOME:-/usr/local/cuda}/include" /usr/local/cuda/include /usr/include; do
+    if [ -z "$cuda" ] && [ -f "$folder/cublasLt.h" ]; then cuda=$folder; fi
+done
 give_up() { echo "skipped the doubles of CUDA: $1" && echo "0 passed, 0 failed, 1 skipped" && exit 0; }
-[ -f "$cuda/cublasLt.h" ] || give_up "no cublasLt.h in $cuda"
+[ -n "$cuda" ] || give_up "no cublasLt.h found (CUDA_INCLUDE=FOLDER)"
 command -v "$cxx" >/dev/null || give_up "no C++ compiler"
 
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 trap 'exit 1' INT TERM HUP
-out=${BUILD:-build}/cuda_on_cpu
+out=${BUILD:-build}/cuda_on_cpu/doubles # objects are kept: the next run is shorter
 mkdir -p "$out" || exit 1
 passed=0 failed=0 skipped=0
 
@@ -33,7 +38,7 @@ bad() { # bad NAME: what the command said is in $scratch/log
 
 core="block device fiber launch memory settings shared stats stream"
 flags=(-std=c++17 -O2 -g -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -DCUDA_ON_CPU -Wall -Wextra -Werror
-    -Idev/cuda_on_cpu -I"$cuda")
+    -Idev/cuda_on_cpu -isystem "$cuda")
 read -ra more <<<"${DOUBLES_CXXFLAGS:-}" # e.g. sanitizers
 flags+=("${more[@]}")
 
@@ -141,6 +146,14 @@ else
     [ "$long" = 1 ] && CUDA_ON_CPU_STREAMS=shuffle:3 ranks 3 check
     for case in count kind type message abort watchdog; do ranks 3 "$case"; done
     CUDA_ON_CPU_NCCL_TIMEOUT=1 ranks 3 absent
+fi
+
+if [ "$long" = 1 ]; then
+    limit=900
+    export LLMC_TEST_ALL=0
+    ! command -v clang++ >/dev/null || CXX=clang++ BUILD=$scratch/clang run "with clang" "$self"
+    export DOUBLES_CXXFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -O1"
+    ASAN_OPTIONS=detect_leaks=0 BUILD=$scratch/sanitized run "with sanitizers" "$self"
 fi
 
 sum="$passed passed, $failed failed"

@@ -128,7 +128,9 @@ struct Spec {
     int pad = 0; /* elements after each column */
     int batch = 1;
     float alpha = 1, beta = 0;
-    bool device_scalars = false, in_place = false, scaled = false; /* scaled: FP8 with a scale of A, of B and of D */
+    bool device_scalars = false, in_place = false;
+    bool scaled = false;      /* FP8 with a scale of A, of B and of D */
+    bool microscaled = false; /* FP8 with a scale per 32 elements */
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
 };
 
@@ -160,7 +162,7 @@ class Product
     explicit Product(const Spec &spec, uint64_t seed = 1) : s(spec), seed(seed)
     {
         bool fp8 = type_bits(s.a) == 8, narrow = type_bits(s.a) <= 8;
-        if (s.a == CUDA_R_4F_E2M1) block = 16;
+        block = s.a == CUDA_R_4F_E2M1 ? 16 : s.microscaled ? 32 : 0;
         c_type = type_bits(s.d) == 8 ? CUDA_R_16BF : s.d;
         bias_type = narrow ? CUDA_R_16BF : s.d;
         cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
@@ -269,14 +271,17 @@ class Product
     }
     void set_block_scales()
     {
-        int64_t blocks = (s.k / block + 3) / 4 * 4;
+        int64_t blocks = ((s.k + block - 1) / block + 3) / 4 * 4;
         for (Device *scale : {&a_scale, &b_scale}) {
             std::vector<uint8_t> codes((size_t)(((scale == &a_scale ? s.m : s.n) + 127) / 128 * 128 * blocks));
-            for (uint8_t &code : codes) code = (uint8_t)(0x28 + next_random(&seed) % 32);
+            for (uint8_t &code : codes)
+                code = (uint8_t)((block == 16 ? 0x28 : 125) + next_random(&seed) % (block == 16 ? 32 : 4));
             scale->fill(codes);
         }
-        set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, (int32_t)CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3);
-        set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, (int32_t)CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3);
+        int32_t mode = block == 16 ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3
+                                   : CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+        set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
+        set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
         set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (const void *)a_scale.p);
         set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void *)b_scale.p);
     }
@@ -296,9 +301,10 @@ class Product
     }
     double block_factor(const Device &scale, int64_t i, int64_t p) const
     {
-        int64_t tiles = (s.k / block + 3) / 4, j = p / block;
+        int64_t tiles = ((s.k + block - 1) / block + 3) / 4, j = p / block;
         int64_t at = (i / 128 * tiles + j / 4) * 512 + i % 32 * 16 + i % 128 / 32 * 4 + j % 4;
-        return small_float(scale.host[(size_t)at], 4, 3, 7);
+        uint8_t code = scale.host[(size_t)at];
+        return block == 16 ? small_float(code, 4, 3, 7) : ldexp(1, code - 127);
     }
     double element(int64_t i, int64_t j, int64_t z, double *size) const /* size: the sum of magnitudes */
     {

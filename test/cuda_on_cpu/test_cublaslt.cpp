@@ -62,6 +62,13 @@ static void test_sizes()
                 size_t count = all_algorithms(s, "FP4");
                 CHECK(count == 4, "%zu algorithms", count);
             }
+    test_case("MXFP8");
+    for (int layout = 0; layout < 4; layout++)
+        for (int64_t k : {32, 208}) {
+            Spec s = {E4M3, layout % 2 ? E5M2 : E4M3, layout % 2 ? F32 : BF16, 144, 160, k};
+            s.transposed_a = layout / 2, s.transposed_b = layout % 2, s.microscaled = true, s.alpha = 0.5f;
+            CHECK(all_algorithms(s, "MXFP8") == 4, "layout %d, K %d", layout, (int)k);
+        }
     test_case("a batch");
     for (cudaDataType t : {F32, BF16}) {
         Spec s = {t, t, t, 24, 16, 40};

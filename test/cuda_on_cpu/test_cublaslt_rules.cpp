@@ -321,10 +321,16 @@ static void test_algorithm_rules()
 static void test_capability(int capability)
 {
     test_case("types of the device");
+    Spec mx = square(E4M3, F32);
+    mx.microscaled = true;
     const struct {
         Spec spec;
         int least;
-    } types[] = {{square(F32, F32), 0}, {square(BF16, BF16), 80}, {square(E4M3, BF16), 89}, {square(E2M1, BF16), 100}};
+    } types[] = {{square(F32, F32), 0},
+                 {square(BF16, BF16), 80},
+                 {square(E4M3, BF16), 89},
+                 {mx, 100},
+                 {square(E2M1, BF16), 100}};
     for (const auto &t : types) {
         Product p(t.spec);
         bool has = capability >= t.least;
