@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The CUDA backend's operations on a CPU: builds llmc/cuda/*.cu for dev/cuda_on_cpu into $BUILD/cuda_on_cpu and runs
-# cuda_ops.c on them. LLMC_TEST_ALL=1: threads of a block in other orders too, and everything again under
-# AddressSanitizer. Skipped where the CUDA toolkit's headers are not installed; no GPU, no nvcc needed.
+# cuda_ops.c on them, blocks and threads in reverse order: that of their numbers is the one that hides mistakes.
+# LLMC_TEST_ALL=1: other orders too, and everything again under AddressSanitizer. Skipped where the CUDA toolkit's headers are not installed; no GPU, no nvcc needed.
 source "$(dirname "$0")/lib.sh"
 
 build=${BUILD:-build}
@@ -77,9 +77,9 @@ run() { # run NAME FOLDER ORDER
 }
 
 cuda_ops "cuda_on_cpu" "$build/cuda_on_cpu" -O2
-[ "$code" -eq 0 ] && run "threads in order" "$build/cuda_on_cpu" forward
+[ "$code" -eq 0 ] && run "threads in reverse order" "$build/cuda_on_cpu" reverse
 if [ "$long" = 1 ] && [ "$code" -eq 0 ]; then
-    run "threads in reverse order" "$build/cuda_on_cpu" reverse
+    run "threads in order" "$build/cuda_on_cpu" forward
     run "threads in random order" "$build/cuda_on_cpu" random:1
     cuda_ops "cuda_on_cpu under AddressSanitizer" "$build/cuda_on_cpu/asan" -O1 -fsanitize=address -fno-omit-frame-pointer
     [ "$code" -eq 0 ] && run "under AddressSanitizer" "$build/cuda_on_cpu/asan" forward

@@ -69,7 +69,7 @@ struct Block {
     std::vector<Fiber *> all, idle;
     SharedMemory shared;
 
-    Block() : home(fiber_of_os_thread()) {}
+    Block() : home(fiber_of_os_thread()) { watch_faults_of_thread(); }
     ~Block()
     {
         for (Fiber *f : all) fiber_free(f);

@@ -54,6 +54,8 @@ uint32_t lanes_alive();
 #define blockDim  (cuda_on_cpu::running.block_dim)
 #define gridDim   (cuda_on_cpu::running.grid_dim)
 enum { warpSize = 32 };
+#undef __launch_bounds__
+#define __launch_bounds__(...)
 
 /* ---- barriers and fences ---- */
 

@@ -1,4 +1,4 @@
-/* Stacks that take turns: see fiber.h. Each stack is its own mapping with an unmapped page below it, so that a kernel
+/* Stacks that take turns: see fiber.h. Each stack is its own mapping with a guard below it, so that a kernel
  * that needs more than STACK_BYTES faults instead of writing into another thread's variables. */
 #include "fiber.h"
 #include "internal.h"
@@ -12,7 +12,10 @@
 #ifdef CUDA_ON_CPU_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
-#ifndef __x86_64__
+#if !defined(__x86_64__) && !defined(CUDA_ON_CPU_UCONTEXT)
+#define CUDA_ON_CPU_UCONTEXT
+#endif
+#ifdef CUDA_ON_CPU_UCONTEXT
 #include <ucontext.h>
 #endif
 
@@ -25,33 +28,33 @@ enum : size_t {
 #else
     STACK_BYTES = 64 << 10,
 #endif
-    GUARD_BYTES = 4096
+    GUARD_BYTES = 64 << 10 /* more than a function's frame, that might reach over less */
 };
 
 struct Fiber {
     void *stack_pointer; /* while it is not running */
-    char *mapping;       /* guard page, then the stack; null for an OS thread's own stack */
+    char *mapping;       /* guard, then the stack; null for an OS thread's own stack */
     const void *bottom;
     size_t bytes;
     void (*endless)();
     void *fake_stack; /* AddressSanitizer's, while it is not running */
-#ifndef __x86_64__
+#ifdef CUDA_ON_CPU_UCONTEXT
     ucontext_t context;
 #endif
 };
 
-static __thread Fiber *starting; /* read by a new fiber's first instructions */
+static __thread Fiber *current; /* of this OS thread; null before its first switch */
 
 static void first_entry()
 {
 #ifdef CUDA_ON_CPU_ASAN
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
-    starting->endless();
+    current->endless();
     abort();
 }
 
-#ifdef __x86_64__
+#ifndef CUDA_ON_CPU_UCONTEXT
 /* cuda_on_cpu_switch(void **save, void *load): pushes what a function preserves, changes stacks, pops the same. */
 extern "C" void cuda_on_cpu_switch(void **save, void *load);
 extern "C" void cuda_on_cpu_first_entry() { first_entry(); }
@@ -148,7 +151,7 @@ void fiber_free(Fiber *f)
 
 void fiber_switch(Fiber *from, Fiber *to)
 {
-    starting = to;
+    current = to;
 #ifdef CUDA_ON_CPU_ASAN
     __sanitizer_start_switch_fiber(&from->fake_stack, to->bottom, to->bytes);
 #endif
@@ -156,6 +159,12 @@ void fiber_switch(Fiber *from, Fiber *to)
 #ifdef CUDA_ON_CPU_ASAN
     __sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);
 #endif
+}
+
+bool is_stack_overflow(const void *address)
+{
+    const char *at = (const char *)address;
+    return current && current->mapping && at >= current->mapping && at < current->mapping + GUARD_BYTES;
 }
 
 } // namespace cuda_on_cpu

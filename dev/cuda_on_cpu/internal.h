@@ -9,6 +9,7 @@
  *   memory.cpp    device and pinned memory, copies               (device_memory)
  *   device.cpp    what the device says of itself; error codes
  *   stats.cpp     counters per kernel
+ *   fault.cpp     explains faults of the host at device addresses
  */
 #ifndef CUDA_ON_CPU_INTERNAL_H
 #define CUDA_ON_CPU_INTERNAL_H
@@ -123,9 +124,14 @@ void wait_for_device();
 void *device_memory(const void *device, size_t bytes, const char *who);
 bool is_device_address(const void *p);
 
-/* ---- device.cpp, launch.cpp ---- */
+/* ---- device.cpp ---- */
 
 cudaError_t set_error(cudaError_t error); /* what cudaGetLastError will say, unless it is cudaSuccess; returns it */
+
+/* ---- fault.cpp ---- */
+
+void watch_faults();           /* from now on a fault at a device address or below a stack is explained */
+void watch_faults_of_thread(); /* also where this OS thread's stack is used up */
 
 } // namespace cuda_on_cpu
 

@@ -5,7 +5,6 @@
  */
 #include "internal.h"
 
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -64,6 +63,11 @@ static cudaError_t check(const char *kernel, const void *address, const Configur
     return cudaSuccess;
 }
 
+static void error_was_asked_for()
+{
+    if (cudaPeekAtLastError() != cudaSuccess) fail("the program ends without cudaGetLastError after a refused launch");
+}
+
 /* Block `i` in the order of the settings; random: a walk through all residues by a stride that has no common divisor. */
 static uint64_t nth_block(uint64_t i, uint64_t blocks, uint64_t launch_number)
 {
@@ -93,6 +97,8 @@ void launch(const char *kernel, const void *address, const Configuration &config
     static std::atomic<uint64_t> launches{0};
     cudaError_t error = check(kernel, address, configuration);
     if (error != cudaSuccess) {
+        static const bool at_exit = atexit(error_was_asked_for) == 0;
+        (void)at_exit;
         set_error(error);
         return;
     }
@@ -100,7 +106,7 @@ void launch(const char *kernel, const void *address, const Configuration &config
     Counters *counters = counters_of(kernel);
     count_launch(counters, (uint64_t)g.x * g.y * g.z * b.x * b.y * b.z);
     Grid grid = {kernel, configuration, nullptr, launches++, counters};
-    enqueue(configuration.stream, [grid, thread]() mutable {
+    enqueue(configuration.stream, [grid, thread = std::move(thread)]() mutable {
         grid.thread = &thread;
         run_grid(grid);
     });

@@ -1,8 +1,9 @@
 /* What launch_filter.py writes in place of CUDA's syntax.
  *
  *   name<T, 4><<<grid, block, shared, stream>>>(args);
- *     becomes a Launch object made of the kernel and the configuration, called with (args). The arguments are converted
- *     to the kernel's parameters there and kept, so that a launch that runs later has copies, as on a GPU.
+ *     becomes CUDA_ON_CPU_LAUNCH((name<T, 4>), grid, block, shared, stream)(args): an object made of the kernel and the
+ *     configuration, called with the arguments. They are converted to the kernel's parameters there and kept, so that
+ *     a launch that runs later has copies, as on a GPU.
  *
  *   __shared__ float tile[32][33];
  *     becomes a reference to memory of the running block, found by the address of a static SharedVariable. That is
@@ -20,7 +21,6 @@
 #include <functional>
 #include <tuple>
 #include <type_traits>
-#include <utility>
 
 /* A declaration that did not go through the filter must not become a variable of one thread. */
 #undef __shared__
@@ -41,15 +41,14 @@ void *dynamic_shared();
 
 /* ---- launches ---- */
 
-[[noreturn]] void fail_extent(const char *kernel);
-
 /* A grid or block: a dim3, or one number that must not lose bits on its way to 32. */
 struct Extent {
     dim3 dim;
     bool truncated = false;
     Extent(dim3 d) : dim(d) {}
     Extent(uint3 d) : dim(d) {}
-    template <class Integer, class = typename std::enable_if<std::is_integral<Integer>::value>::type>
+    template <class Integer,
+              class = typename std::enable_if<std::is_integral<Integer>::value || std::is_enum<Integer>::value>::type>
     Extent(Integer n) : dim((unsigned)n), truncated((Integer)(unsigned)n != n || n < Integer(0))
     {
     }
@@ -69,59 +68,64 @@ struct Configuration {
 /* Checks the configuration (an error goes to cudaGetLastError) and runs `thread` once per thread, now or later. */
 void launch(const char *kernel, const void *address, const Configuration &configuration, std::function<void()> thread);
 
-/* Find gives the kernel as a function pointer, where its template arguments are all written. */
-struct Same {
+/* A launch of a kernel whose template arguments are all written: called as the kernel is, with the same conversions. */
+template <class... Parameters> struct Launch {
+    const char *name;
+    void (*kernel)(Parameters...);
+    Configuration configuration;
+    void operator()(Parameters... arguments) const
+    {
+        std::tuple<Parameters...> kept(arguments...);
+        launch(name, (const void *)kernel, configuration, [kernel = kernel, kept] { std::apply(kernel, kept); });
+    }
+};
+
+/* One whose template arguments follow from what it is called with. */
+template <class Call> struct DeducedLaunch {
+    const char *name;
+    Call call;
+    Configuration configuration;
+    template <class... Arguments> void operator()(Arguments... arguments) const
+    {
+        std::tuple<Arguments...> kept(arguments...);
+        launch(name, nullptr, configuration, [call = call, kept] { std::apply(call, kept); });
+    }
+};
+
+struct Same { /* accepts a kernel where its name stands for one function */
     template <class... Parameters> auto operator()(void (*kernel)(Parameters...)) const { return kernel; }
 };
 
-template <class Find, class Call> class Launch
+template <class... Parameters>
+Launch<Parameters...> launch_of(const char *name, void (*kernel)(Parameters...), const Configuration &configuration)
 {
-  public:
-    Launch(const char *name, Find find, Call call, const Configuration &configuration)
-        : name(name), find(find), call(call), configuration(configuration)
-    {
-    }
-    template <class... Arguments> void operator()(Arguments &&...arguments) const
-    {
-        start(0, std::forward<Arguments>(arguments)...);
-    }
-
-  private:
-    const char *name;
-    Find find;
-    Call call;
-    Configuration configuration;
-
-    template <class... Parameters, class... Arguments>
-    void start_function(void (*kernel)(Parameters...), Arguments &&...arguments) const
-    {
-        std::tuple<Parameters...> kept(std::forward<Arguments>(arguments)...);
-        launch(name, (const void *)kernel, configuration, [kernel, kept] { std::apply(kernel, kept); });
-    }
-    template <class F = Find, class... Arguments>
-    auto start(int, Arguments &&...arguments) const -> decltype((void)std::declval<F>()(Same()))
-    {
-        start_function(find(Same()), std::forward<Arguments>(arguments)...);
-    }
-    /* A kernel whose template arguments follow from what it is called with. */
-    template <class... Arguments> void start(long, Arguments &&...arguments) const
-    {
-        std::tuple<typename std::decay<Arguments>::type...> kept(std::forward<Arguments>(arguments)...);
-        auto kernel = call;
-        launch(name, nullptr, configuration, [kernel, kept] { std::apply(kernel, kept); });
-    }
-};
-
+    return {name, kernel, configuration};
+}
 template <class Find, class Call>
-Launch<Find, Call> kernel(const char *name, Find find, Call call, const Configuration &configuration)
+auto prepare_launch(int, const char *name, Find find, Call, const Configuration &configuration)
+    -> decltype(launch_of(name, find(Same()), configuration))
 {
-    return Launch<Find, Call>(name, find, call, configuration);
+    return launch_of(name, find(Same()), configuration);
+}
+template <class Find, class Call>
+DeducedLaunch<Call> prepare_launch(long, const char *name, Find, Call call, const Configuration &configuration)
+{
+    return {name, call, configuration};
 }
 
 } // namespace cuda_on_cpu
 
-#define CUDA_ON_CPU_KERNEL(name, ...)                                                                                  \
-    name, [&](auto get) -> decltype(get(__VA_ARGS__)) { return get(__VA_ARGS__); },                                    \
-        [=](const auto &...arguments) { __VA_ARGS__(arguments...); }
+/* Kernel in parentheses, then the configuration: so the commas of template arguments do no harm. */
+#define CUDA_ON_CPU_NAME(...) #__VA_ARGS__
+#define CUDA_ON_CPU_LAUNCH(kernel_, ...)                                                                               \
+    cuda_on_cpu::prepare_launch(                                                                                       \
+        0, CUDA_ON_CPU_NAME kernel_, [&](auto get_) -> decltype(get_(kernel_)) { return get_(kernel_); },              \
+        [=](const auto &...arguments_) { kernel_(arguments_...); }, cuda_on_cpu::Configuration(__VA_ARGS__))
+
+template <class... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value)
+{
+    return cudaFuncSetAttribute((const void *)kernel, attribute, value);
+}
 
 #endif

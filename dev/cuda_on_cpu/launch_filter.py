@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Rewrites what only nvcc can read in a .cu file, for a C++ compiler: launch_filter.py IN.cu OUT.cpp
+"""Rewrites what only nvcc can read in a .cu file, for a C++ compiler: launch_filter.py IN.cu OUT.cpp [OUT.d]
 
-  name<T, 4><<<grid, block>>>(args)  ->  cuda_on_cpu::kernel(CUDA_ON_CPU_KERNEL("name<T, 4>", name<T, 4>), ...)(args)
-  __shared__ T name[n];              ->  a reference to memory of the running block
-  extern __shared__ T name[];        ->  T *name = (T *)cuda_on_cpu::dynamic_shared();
+  name<T, 4><<<grid, block>>>(args)   ->  CUDA_ON_CPU_LAUNCH((name<T, 4>), grid, block)(args)
+  __shared__ T name[n];               ->  a reference to memory of the running block
+  extern __shared__ T name[];         ->  T *name = (T *)cuda_on_cpu::dynamic_shared();
 
 (launch.h says what these are). Lines stay where they are and a #line directive names the source, so messages of the
 compiler and the debugger point there. `#include "x.cuh"` of a file beside the source is replaced by that file, filtered
-too, once; other files beside it are included by their full path, for the output lies elsewhere. Comments and strings are never looked into: all searches run on a copy in which they are blank.
+too, once; other files beside it are included by their full path, for the output lies elsewhere. OUT.d gets a rule for
+make that names the files read. Comments and strings are never looked into: all searches run on a copy in which they are blank.
 """
 
 import os
@@ -37,7 +38,13 @@ def blank_out(text):
 
 def without_comments(text):
     """On one line, comments and line breaks as spaces."""
-    return ' '.join(BLANK.sub(lambda m: ' ' if m.group().startswith('/') else m.group(), text).split())
+    text = BLANK.sub(lambda m: ' ' if m.group().startswith('/') else m.group(), text)
+    return ' '.join(text.replace('\\\n', ' ').split())
+
+
+def line_breaks(text):
+    """Those of the text, so that what follows stays on its line; in a macro with their backslashes."""
+    return ''.join(re.findall(r'\\?\n', text))
 
 
 def line_of(text, at):
@@ -52,6 +59,16 @@ def closing(text, at):
         if depth == 0:
             return i
     raise Error(f'{line_of(text, at)}: this bracket is not closed')
+
+
+def outside_brackets(text):
+    """The text without what is in brackets, those of template arguments too."""
+    depth, out = 0, ''
+    for c in text:
+        depth -= c in ')]}>'
+        out += c if depth == 0 else ''
+        depth += c in '([{<'
+    return out
 
 
 def kernel_begin(text, end):
@@ -95,9 +112,8 @@ def launch(text, blank, at):
     end = configuration_end(blank, at + 3)
     kernel = without_comments(text[begin:at])
     configuration = without_comments(text[at + 3:end])
-    lines = '\n' * text.count('\n', begin, end)
-    return begin, end + 3, (f'cuda_on_cpu::kernel(CUDA_ON_CPU_KERNEL("{kernel}", {kernel}), '
-                            f'cuda_on_cpu::Configuration({configuration}{lines}))')
+    lines = line_breaks(text[begin:end])
+    return begin, end + 3, f'CUDA_ON_CPU_LAUNCH(({kernel}), {configuration}){lines}'
 
 
 def shared(text, blank, at):
@@ -109,7 +125,7 @@ def shared(text, blank, at):
     begin = max(blank.rfind(c, 0, at) for c in ';{}') + 1
     begin += len(blank[begin:at]) - len(blank[begin:at].lstrip())
     where = line_of(text, at)
-    declaration = ' '.join(blank[begin:end].replace('__shared__', ' ').split())
+    declaration = without_comments(text[begin:end]).replace('__shared__', ' ').strip()
     dynamic = re.match(r'extern\b', declaration) is not None
     declaration = re.sub(r'^(extern|static)\b', '', declaration).strip()
     alignment = None
@@ -118,11 +134,11 @@ def shared(text, blank, at):
         stop = closing(declaration, found.end() - 1)
         alignment = declaration[found.end():stop]
         declaration = (declaration[:found.start()] + declaration[stop + 1:]).strip()
-    parts = re.match(r'(?P<type>.*?[\s*>])(?P<name>\w+)\s*(?P<dimensions>(\[.*\])?)$', declaration, re.S)
-    if not parts:
+    parts = re.match(r'(?P<type>.*?[\s*>])(?P<name>\w+)\s*(?P<dimensions>(\[.*\])?)$', declaration)
+    if not parts or re.search('[,=]', outside_brackets(declaration)):
         raise Error(f'{where}: one variable without initial value per __shared__ declaration, please')
     kind, name, dimensions = parts['type'].strip(), parts['name'], parts['dimensions'].strip()
-    lines = '\n' * text.count('\n', begin, end)
+    lines = line_breaks(text[begin:end])
     if dynamic:
         if not re.fullmatch(r'\[\s*\]', dimensions):
             raise Error(f'{where}: extern __shared__ declares an array of unknown size: T {name}[]')
@@ -171,14 +187,19 @@ def filtered(path, seen):
 
 
 def main():
-    if len(sys.argv) != 3:
-        sys.exit('usage: launch_filter.py IN.cu OUT.cpp')
+    if len(sys.argv) not in (3, 4):
+        sys.exit('usage: launch_filter.py IN.cu OUT.cpp [OUT.d]')
+    source, target = sys.argv[1:3]
+    included = set()
     try:
-        text = filtered(sys.argv[1], set())
+        text = filtered(source, included)
     except Error as error:
         sys.exit(f'launch_filter.py: {error}')
-    with open(sys.argv[2], 'w', encoding='utf-8') as f:
+    with open(target, 'w', encoding='utf-8') as f:
         f.write(text)
+    if len(sys.argv) == 4:
+        with open(sys.argv[3], 'w', encoding='utf-8') as f:
+            f.write(f'{target}: {" ".join([source] + sorted(included))}\n')
 
 
 if __name__ == '__main__':

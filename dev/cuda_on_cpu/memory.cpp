@@ -52,6 +52,7 @@ struct DeviceHeap {
         memory = reserve(granules * sizeof table[0], PROT_READ | PROT_WRITE);
         if (memory == MAP_FAILED) fail("no address space for the table of device memory");
         table = (std::atomic<Allocation *> *)memory; /* pages of zeros: null pointers */
+        watch_faults();
     }
     static void *reserve(size_t bytes, int protection)
     {

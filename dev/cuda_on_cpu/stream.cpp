@@ -21,21 +21,27 @@
 
 using Clock = std::chrono::steady_clock;
 
+struct Point { /* the stream has done so many pieces of work */
+    std::shared_ptr<CUstream_st> stream;
+    uint64_t done;
+    bool reached() const;
+};
+
 struct CUstream_st {
     struct Work {
         std::function<void()> run;
-        std::vector<std::pair<std::shared_ptr<CUstream_st>, uint64_t>> after; /* points to be reached first */
+        std::vector<Point> after; /* to be reached first */
     };
     std::deque<Work> queue;
-    uint64_t given = 0, done = 0;                                         /* pieces of work */
-    bool busy = false;                                                    /* an OS thread runs its first piece */
-    bool blocking = true;                                                 /* ordered with the default stream */
-    std::vector<std::pair<std::shared_ptr<CUstream_st>, uint64_t>> waits; /* for the next piece of work */
+    uint64_t given = 0, done = 0; /* pieces of work */
+    bool busy = false;            /* an OS thread runs its first piece */
+    bool blocking = true;         /* ordered with the default stream */
 };
 
+bool Point::reached() const { return !stream || stream->done >= done; }
+
 struct CUevent_st {
-    std::shared_ptr<CUstream_st> stream; /* null: never recorded */
-    uint64_t point = 0;
+    Point point = {nullptr, 0}; /* no stream: never recorded */
     bool timing = true;
     std::shared_ptr<Clock::time_point> time; /* when it was reached */
 };
@@ -86,7 +92,7 @@ static bool can_run(const Stream &s)
 {
     if (s->busy || s->queue.empty()) return false;
     for (const auto &point : s->queue.front().after)
-        if (point.first->done < point.second) return false;
+        if (!point.reached()) return false;
     return true;
 }
 
@@ -119,13 +125,11 @@ template <class Reached> static void run_until(Lock &lock, Reached reached)
 
 static void order_after(CUstream_st::Work &work, const Stream &s)
 {
-    if (s->done < s->given) work.after.emplace_back(s, s->given);
+    if (s->done < s->given) work.after.push_back(Point{s, s->given});
 }
 
-static void put_in_queue(Lock &, const Stream &s, std::function<void()> run)
+static void put_in_queue(const Stream &s, CUstream_st::Work work)
 {
-    CUstream_st::Work work{std::move(run), std::move(s->waits)};
-    s->waits.clear();
     if (is_default(s)) {
         for (const Stream &other : streams().live)
             if (other->blocking && other != s) order_after(work, other);
@@ -142,7 +146,7 @@ void enqueue(cudaStream_t stream, std::function<void()> work)
 {
     Lock lock(streams().lock);
     Stream s = find(stream);
-    if (stream_work_waits()) return put_in_queue(lock, s, std::move(work));
+    if (stream_work_waits()) return put_in_queue(s, {std::move(work), {}});
     lock.unlock();
     work();
 }
@@ -165,8 +169,6 @@ void wait_for_device()
     std::vector<Stream> all = streams().live;
     for (const Stream &s : all) run_until(lock, [&, goal = s->given] { return s->done >= goal; });
 }
-
-static bool reached(const CUevent_st &e) { return !e.stream || e.stream->done >= e.point; }
 
 } // namespace cuda_on_cpu
 
@@ -221,7 +223,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     Lock lock(streams().lock);
     const CUevent_st &e = *check_event(event);
-    if (!reached(e)) find(stream)->waits.emplace_back(e.stream, e.point);
+    if (!e.point.reached()) put_in_queue(find(stream), {[] {}, {e.point}});
     return cudaSuccess;
 }
 
@@ -263,8 +265,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     enqueue(stream, [time] { *time = Clock::now(); });
     Lock lock(streams().lock);
     CUevent_st &e = *check_event(event);
-    e.stream = find(stream);
-    e.point = e.stream->given;
+    e.point.stream = find(stream);
+    e.point.done = e.point.stream->given;
     e.time = time;
     return cudaSuccess;
 }
@@ -272,25 +274,26 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     Lock lock(streams().lock);
-    CUevent_st point = *check_event(event);
-    run_until(lock, [&] { return reached(point); });
+    Point point = check_event(event)->point;
+    run_until(lock, [&] { return point.reached(); });
     return cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     Lock lock(streams().lock);
-    CUevent_st point = *check_event(event);
-    if (!reached(point)) run_one(lock);
-    return reached(point) ? cudaSuccess : cudaErrorNotReady;
+    Point point = check_event(event)->point;
+    if (!point.reached()) run_one(lock);
+    return point.reached() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
 {
     Lock lock(streams().lock);
     const CUevent_st &from = *check_event(start), &to = *check_event(end);
-    if (!from.timing || !to.timing || !from.stream || !to.stream) return set_error(cudaErrorInvalidResourceHandle);
-    if (!reached(from) || !reached(to)) return set_error(cudaErrorNotReady);
+    if (!from.timing || !to.timing || !from.point.stream || !to.point.stream)
+        return set_error(cudaErrorInvalidResourceHandle);
+    if (!from.point.reached() || !to.point.reached()) return set_error(cudaErrorNotReady);
     *ms = std::chrono::duration<float, std::milli>(*to.time - *from.time).count();
     return cudaSuccess;
 }

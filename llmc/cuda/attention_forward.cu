@@ -47,7 +47,7 @@ __device__ inline void online_softmax(float (&s)[MF][NF][4], float (&o)[MF][HD /
             for (int n = 0; n < NF; n++) largest = fmaxf(largest, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1)); /* the four lanes of a row */
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            float shift = largest == -INFINITY ? 0 : largest; /* no key seen so far, or only NaN */
+            float shift = largest == -INFINITY ? 0 : largest;                    /* no key seen so far, or only NaN */
             float shrink = exp2_approximate((before - shift) * factor), sum = 0; /* 1 where the maximum stays */
             shift *= factor;
 #pragma unroll
