@@ -19,6 +19,7 @@ BLANK = re.compile(
     r'//(?:[^\n\\]|\\.|\\\n)*|/\*.*?\*/|R"(?P<end>[^(\s]*)\(.*?\)(?P=end)"|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)+\'',
     re.S)
 INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)"([^"\n]+)"', re.M)
+SPECIFIERS = re.compile(r'(?:\b(?:extern|static|const|volatile|(?:alignas|__align__)\s*\([^()]*\))\s*)*\Z')
 ALIGNMENT = re.compile(r'\b(?:alignas|__align__)\s*\(')
 
 
@@ -122,8 +123,7 @@ def shared(text, blank, at):
     A static variable that describes it is one per function and, in a template, per instance; so is the memory then.
     """
     end = blank.find(';', at)
-    begin = max(blank.rfind(c, 0, at) for c in ';{}') + 1
-    begin += len(blank[begin:at]) - len(blank[begin:at].lstrip())
+    begin = SPECIFIERS.search(blank, max(0, at - 200), at).start()
     where = line_of(text, at)
     declaration = without_comments(text[begin:end]).replace('__shared__', ' ').strip()
     dynamic = re.match(r'extern\b', declaration) is not None

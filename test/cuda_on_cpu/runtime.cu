@@ -1,6 +1,6 @@
 /* The runtime's functions: memory, copies, streams, events, errors, what the device says of itself. Everything that must be
  * ordered is, so the results are the same with shuffled streams. */
-#include "check.h"
+#include "check.cuh"
 
 #include <cmath>
 #include <cstring>
