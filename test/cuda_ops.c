@@ -1,12 +1,12 @@
-/* The CUDA backend's operations: the cases of the CPU's (ops_cases.h, attention_cases.h) within the same bounds, and the
- * CPU's bits where the order of every sum is one. Built and run by test_cuda_ops.sh, on a CPU that plays the GPU or on a
- * GPU.
+/* The CUDA backend's operations: the cases of the CPU's (ops_cases.h, attention_cases.h) within the same bounds, and
+ * the CPU's bits where the order of every sum is one. Built and run by test_cuda_ops.sh, on a CPU that plays the GPU
+ * or on a GPU.
  *
  *     cuda_ops [NAME...]      only cases whose names contain one of these
  *
- * Shapes come in three kinds, one after the other: any; multiples of 16 columns, which kernels read 16 bytes at a time;
- * and rows longer than a warp keeps in registers. Then shapes that the CPU has no need of: many tiles of tokens, large
- * vocabularies.
+ * Shapes come in three kinds, one after the other: any; multiples of 16 columns, which kernels read 16 bytes at a
+ * time; and rows longer than a warp keeps in registers. Then shapes that the CPU has no need of: many tiles of tokens,
+ * large vocabularies.
  */
 #include "attention_cases.h"
 #include "ops_cases.h"

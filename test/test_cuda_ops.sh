@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # The CUDA backend's operations on a CPU: builds llmc/cuda/*.cu for dev/cuda_on_cpu into $BUILD/cuda_on_cpu and runs
 # cuda_ops.c on them, blocks and threads in reverse order: that of their numbers is the one that hides mistakes.
-# LLMC_TEST_ALL=1: other orders too, and everything again under AddressSanitizer. Skipped where the CUDA toolkit's headers are not installed; no GPU, no nvcc needed.
+# LLMC_TEST_ALL=1: other orders too, and everything again under AddressSanitizer. Skipped where the CUDA toolkit's headers
+# are not installed; no GPU, no nvcc needed.
+# shellcheck source=test/lib.sh
 source "$(dirname "$0")/lib.sh"
 
 build=${BUILD:-build}
@@ -12,20 +14,22 @@ if [ ! -f "$cuda/include/cuda_runtime.h" ]; then
     finish
 fi
 
-cxx=g++
-grep -q '^[^ ]*clang' "$build/flags" && cxx=clang++ # the OpenMP of the objects that are linked in
+cc=gcc cxx=g++
+grep -q '^[^ ]*clang' "$build/flags" && cc=clang cxx=clang++ # the OpenMP of the objects that are linked in
 flags=(-g -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -DCUDA_ON_CPU -Illmc)
 device=(-std=c++17 -include cuda_on_cpu.h -Idev/cuda_on_cpu -isystem "$cuda/include")
 
-objects() { # objects FOLDER FLAG...: what is older than its sources, two files at once
-    local out=$1 source object
-    mkdir -p "$out" || return
+objects() { # objects FOLDER FLAG...: $object_files, those compiled again that are older than any source; two at once
+    local source object
+    mkdir -p "$1" || return
+    object_files=()
     for source in dev/cuda_on_cpu/*.cpp llmc/cuda/*.cu "${more[@]}" test/cuda_ops.c; do
-        object=$out/$(basename "$source").o
-        [ -f "$object" ] && [ -z "$(find dev/cuda_on_cpu llmc test/*.[ch] test/*.cu "$0" -newer "$object" -name '*.[chp]*')" ] &&
-            [ ! "$source" -nt "$object" ] && continue
+        object=$1/$(basename "$source").o
+        object_files+=("$object")
+        [ -f "$object" ] && [ -z "$(find dev/cuda_on_cpu llmc test -newer "$object" -name '*.[chp]*')" ] && continue
         printf '%s\n' "$source"
-    done | xargs -r -P 2 -I SOURCE "$0" --compile SOURCE "$out" "${@:2}"
+    done >"$scratch/stale"
+    xargs -r -P 2 -I SOURCE "$0" --compile SOURCE "$@" <"$scratch/stale"
 }
 
 compile() { # compile SOURCE FOLDER FLAG...
@@ -35,7 +39,7 @@ compile() { # compile SOURCE FOLDER FLAG...
     *.cu) python3 dev/cuda_on_cpu/launch_filter.py "$1" "$object.cpp" &&
         "$cxx" "${flags[@]}" "${device[@]}" -iquote "$(dirname "$1")" "${@:3}" -c "$object.cpp" -o "$object" ;;
     *.cpp) "$cxx" "${flags[@]}" -std=c++17 -Idev/cuda_on_cpu -isystem "$cuda/include" "${@:3}" -c "$1" -o "$object" ;;
-    *) "${cxx/++/cc}" -std=c11 -D_GNU_SOURCE -Itest "${flags[@]}" "${@:3}" -c "$1" -o "$object" ;;
+    *) "$cc" -std=c11 -D_GNU_SOURCE -Itest "${flags[@]}" "${@:3}" -c "$1" -o "$object" ;;
     esac
 }
 
@@ -52,10 +56,11 @@ if [ ! -f llmc/cuda/backend.cu ]; then # the operations alone
 fi
 
 cuda_ops() { # cuda_ops NAME FOLDER FLAG...: builds it
+    local trainer
     called="building $1"
-    objects "${@:2}" >"$scratch/out" 2>"$scratch/err" &&
-        ar rcs "$2/trainer.a" $(find "$build" -maxdepth 1 -name '*.o' ! -name train_gpt.o) "$build"/cpu/*.o 2>>"$scratch/err" &&
-        "$cxx" "${flags[@]}" "${@:3}" "$2"/*.o "$2/trainer.a" -lm -lpthread -o "$2/cuda_ops" 2>>"$scratch/err"
+    mapfile -t trainer < <(find "$build" "$build/cpu" -maxdepth 1 -name '*.o' ! -name train_gpt.o)
+    objects "${@:2}" >"$scratch/out" 2>"$scratch/err" && ar rcs "$2/trainer.a" "${trainer[@]}" 2>>"$scratch/err" &&
+        "$cxx" "${flags[@]}" "${@:3}" "${object_files[@]}" "$2/trainer.a" -lm -lpthread -o "$2/cuda_ops" 2>>"$scratch/err"
     code=$?
     check "$1: builds" exits 0
 }

@@ -14,7 +14,7 @@ typedef struct {        /* of some logits */
     float largest, sum; /* sum of exp(x - largest) */
 } Softmax;
 
-/* `largest` of nothing. Finite: the exponent of the difference of two infinities would be NaN, and logits may be -Inf. */
+/* `largest` of nothing. Finite: the exponential of the difference of two infinities is NaN, and a logit may be -Inf. */
 #define LEAST (-3.402823466e38f)
 
 __device__ inline Softmax join(Softmax a, Softmax b)
@@ -36,8 +36,8 @@ __device__ inline Softmax join_block(Softmax s, Softmax *of_warp)
     return s;
 }
 
-/* Reads the row, and with `gradient` reads it again (mostly from the L2 cache) and writes it: 6 bytes an element in BF16.
- * Columns V .. are padding. */
+/* Reads the row, and with `gradient` reads it again (mostly from the L2 cache) and writes it: 6 bytes an element in
+ * BF16. Columns V .. are padding. */
 template <class T, int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     softmax_rows(gmem<float> losses, Matrix<T> logits, gmem<const int32_t> targets, int64_t V, bool gradient,
