@@ -1,5 +1,6 @@
-/* Cases for every operation but attention (attention_cases.h), in ops_harness.h's way: random shapes and inputs, and what
- * is expected by plain loops in FP64. Bounds are relative to |value| + rms; a BF16 result may be off by its rounding, 2^-8.
+/* Cases for every operation but attention (attention_cases.h), in ops_harness.h's way: random shapes and inputs, and
+ * what is expected by plain loops in FP64. Bounds are relative to |value| + rms; a BF16 result may be off by its
+ * rounding, 2^-8.
  */
 #ifndef LLMC_OPS_CASES_H
 #define LLMC_OPS_CASES_H

@@ -1,11 +1,11 @@
 /* For tests of the operations: one case runs in every way that this machine has, each instruction set with 1, 2 and 3
- * threads, on the same random inputs; all results must be the same bits (NaN equal to NaN). The first run, portable and
- * on one thread, is compared with what the case computes itself, by plain loops in FP64.
+ * threads, on the same random inputs; all results must be the same bits (NaN equal to NaN). The first run, portable
+ * and on one thread, is compared with what the case computes itself, by plain loops in FP64.
  *
  * The same cases test a backend whose memory the host cannot read (cuda_ops.c). Every block then has two homes: the
- * tensor's address is the device's, and a mirror in host memory is what get, put and the checks read and write. ops(run)
- * sends all mirrors to the device before an op, and the first look at an element after it brings them back. Pointers that
- * are no tensors go through on_device and on_host.
+ * tensor's address is the device's, and a mirror in host memory is what get, put and the checks read and write.
+ * ops(run) sends all mirrors to the device before an op, and the first look at an element after it brings them back.
+ * Pointers that are no tensors go through on_device and on_host.
  *
  * All memory of a case comes from here, between guard bytes; inputs must come out as they went in, and so must the
  * gaps between the rows of a slice and the bytes behind the workspace, which is set to exactly what the case needs.
@@ -311,7 +311,7 @@ static inline double *expect(Run *run, Tensor t, double bound)
     return b->expected;
 }
 
-/* Sets a workspace of exactly the size that is needed, with what earlier runs left in it; on a device, with a pattern. */
+/* Sets a workspace of exactly the size that is needed: with what earlier runs left in it, on a device a pattern. */
 static inline void need_on_host(Run *run)
 {
     static char *memory;

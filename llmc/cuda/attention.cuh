@@ -107,25 +107,35 @@ __device__ inline int first_key_of(const Shape &a, int64_t b, int t)
     return a.first_key.absent() ? 0 : a.first_key.ld(b * a.Tq + t);
 }
 
-typedef struct {
-    int smallest, largest;
-} FirstKeys;
-
 /* Of queries t0 .. t0 + n - 1; all 32 lanes call and get it. */
-__device__ inline FirstKeys first_keys_of(const Shape &a, int64_t b, int t0, int n)
+__device__ inline int smallest_first_key(const Shape &a, int64_t b, int t0, int n)
 {
-    if (a.first_key.absent()) return FirstKeys{0, 0};
-    int smallest = INT32_MAX, largest = 0;
-    for (int i = threadIdx.x % 32; i < n; i += 32) {
-        int first = a.first_key.ld(b * a.Tq + t0 + i);
-        smallest = min(smallest, first);
-        largest = max(largest, first);
-    }
-    for (int distance = 16; distance; distance /= 2) {
+    if (a.first_key.absent()) return 0;
+    int smallest = INT32_MAX;
+    for (int i = threadIdx.x % 32; i < n; i += 32) smallest = min(smallest, first_key_of(a, b, t0 + i));
+    for (int distance = 16; distance; distance /= 2)
         smallest = min(smallest, __shfl_xor_sync(0xffffffffu, smallest, distance));
-        largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, distance));
-    }
-    return FirstKeys{smallest, largest};
+    return smallest;
+}
+
+/* Keys first .. last of one query, the 32 queries of a warp one a lane; no query sees none. */
+typedef struct {
+    int first, last;
+} Seen;
+
+__device__ inline Seen seen_by(const Shape &a, int64_t b, int t)
+{
+    return Seen{t < a.Tq ? first_key_of(a, b, t) : INT32_MAX, a.position0 + t};
+}
+
+/* Whether any of the warp's queries sees any of the keys; whether all see all. */
+__device__ inline bool warp_sees_any(Seen seen, int key0, int keys)
+{
+    return __any_sync(0xffffffffu, seen.first < key0 + keys && seen.last >= key0);
+}
+__device__ inline bool warp_sees_all(Seen seen, int key0, int keys)
+{
+    return __all_sync(0xffffffffu, seen.first <= key0 && seen.last >= key0 + keys - 1);
 }
 
 /* Of a product (below) whose rows are queries and columns keys: where the query does not see the key, x becomes `masked`,
@@ -220,8 +230,9 @@ __device__ inline void store_rows(gmem<bf16> head, int64_t ld, int valid, bf16 *
 
 /* ---- the two products, of one warp ---- */
 
-/* x [16 MF, 8 NF] = rows a_row0 .. of tile a times the first 8 NF rows of tile b, transposed. */
-template <int HD, int MF, int NF>
+/* x [16 MF, 8 NF] = rows a_row0 .. of tile a times the first 8 NF rows of tile b, transposed. The loop over HD is unrolled
+ * `unrolled` times: each kernel takes what leaves it without spills. */
+template <int HD, int unrolled, int MF, int NF>
 __device__ inline void rows_times_rows(float (&x)[MF][NF][4], const bf16 *a, int a_row0, const bf16 *b)
 {
     int lane = threadIdx.x % 32;
@@ -231,7 +242,7 @@ __device__ inline void rows_times_rows(float (&x)[MF][NF][4], const bf16 *a, int
         for (int n = 0; n < NF; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) x[m][n][e] = 0;
-#pragma unroll 2 /* more would cost registers that are not there */
+#pragma unroll unrolled
     for (int k = 0; k < HD / 16; k++) {
         uint32_t rows[MF][4];
 #pragma unroll

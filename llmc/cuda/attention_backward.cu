@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     bf16 *k_tile = (bf16 *)shared, *v_tile = k_tile + KEYS * HD, *tiles = v_tile + KEYS * HD;
     Stats *stats = (Stats *)(tiles + 4 * TILE);
     int b = blockIdx.x / a.NKV, kv = blockIdx.x % a.NKV, key0 = blockIdx.y * KEYS, keys = min(KEYS, a.Tk - key0);
-    int warp_row = threadIdx.x / 32 * 16 * MF, lane = threadIdx.x % 32;
+    int warp_row = threadIdx.x / 32 * 16 * MF, warp_key = key0 + warp_row, lane = threadIdx.x % 32;
     int64_t key_row = (int64_t)b * a.Tk + key0, query_row = (int64_t)b * a.Tq;
     int begin = key0 > a.position0 ? (key0 - a.position0) / OTHER * OTHER : 0;
     int end = last_query_end(a, b, key0 + KEYS);
@@ -174,13 +174,16 @@ __global__ void __launch_bounds__(THREADS, 2)
             load_queries<HD>(tiles + (step + 1) % 2 * 2 * TILE, q, datt, query_row + next_t0, next_h, a.Tq - next_t0);
             next = load_stat(a, lse, delta, b, next_t0, next_h);
         }
-        rows_times_rows<HD>(s, k_tile, warp_row, q_tile);
-        rows_times_rows<HD>(dp, v_tile, warp_row, q_tile + TILE);
-        softmax_backward_columns(s, dp, stats + step % 2, a.scale);
-        if (!a.first_key.absent() || t0 + OTHER > a.Tq || key0 + KEYS - 1 > a.position0 + t0)
-            mask_rows(s, dp, stats + step % 2, key0 + warp_row + lane / 4, a.position0 + t0);
-        weights_times_rows<HD>(dv_sum, s, q_tile + TILE);
-        weights_times_rows<HD>(dk_sum, dp, q_tile);
+        Seen seen = {stats[step % 2].first[lane], a.position0 + t0 + lane};
+        if (warp_sees_any(seen, warp_key, 16 * MF)) {
+            rows_times_rows<HD, 2>(s, k_tile, warp_row, q_tile);
+            rows_times_rows<HD, 2>(dp, v_tile, warp_row, q_tile + TILE);
+            softmax_backward_columns(s, dp, stats + step % 2, a.scale);
+            if (!warp_sees_all(seen, warp_key, 16 * MF))
+                mask_rows(s, dp, stats + step % 2, warp_key + lane / 4, a.position0 + t0);
+            weights_times_rows<HD>(dv_sum, s, q_tile + TILE);
+            weights_times_rows<HD>(dk_sum, dp, q_tile);
+        }
         store_stat(stats + (step + 1) % 2, next);
         h = next_h;
         t0 = next_t0;
@@ -217,8 +220,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     int warp_row = threadIdx.x / 32 * 16 * MF, lane_row = warp_row + threadIdx.x % 32 / 4;
     int queries = min(DQ_ROWS, a.Tq - t0);
     int64_t row = (int64_t)b * a.Tq + t0;
-    FirstKeys first = first_keys_of(a, b, t0, queries);
-    int begin = first.smallest / OTHER * OTHER, end = a.position0 + t0 + queries;
+    Seen seen = seen_by(a, b, t0 + warp_row + threadIdx.x % 32);
+    int begin = smallest_first_key(a, b, t0, queries) / OTHER * OTHER, end = a.position0 + t0 + queries;
     gmem<const bf16> k_from = thread_chunk<HD>(k.row((int64_t)b * a.Tk + begin) + h / a.group * HD, k.ld);
     gmem<const bf16> v_from = thread_chunk<HD>(v.row((int64_t)b * a.Tk + begin) + h / a.group * HD, v.ld);
 
@@ -245,8 +248,9 @@ __global__ void __launch_bounds__(THREADS, 2)
             load_tile<HD, OTHER>(next + TILE, v_from, v.ld, end - key0 - OTHER);
             cp_async_commit();
         }
-        rows_times_rows<HD>(s, q_tile, warp_row, tiles);
-        rows_times_rows<HD>(dp, datt_tile, warp_row, tiles + TILE);
+        if (!warp_sees_any(seen, key0, OTHER)) continue;
+        rows_times_rows<HD, 2>(s, q_tile, warp_row, tiles);
+        rows_times_rows<HD, 2>(dp, datt_tile, warp_row, tiles + TILE);
 #pragma unroll
         for (int m = 0; m < MF; m++)
 #pragma unroll
@@ -254,7 +258,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 int i = lane_row + 16 * m + 8 * half;
                 softmax_backward_row(s[m], dp[m], half, lse2[i], row_delta[i], a.scale);
             }
-        if (key0 + OTHER - 1 > a.position0 + t0 || key0 < first.largest) mask_columns(dp, 0, a, b, t0 + lane_row, key0);
+        if (!warp_sees_all(seen, key0, OTHER)) mask_columns(dp, 0, a, b, t0 + lane_row, key0);
         weights_times_rows<HD>(sum, dp, tiles);
     }
     store_rows<HD, MF>(dq.row(row) + h * HD, dq.ld, queries, q_tile, warp_row, sum);

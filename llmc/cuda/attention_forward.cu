@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(THREADS, 2) forward_kernel(Matrix<bf16> att, M
     int b = blockIdx.x / a.NH, t0 = (gridDim.y - 1 - blockIdx.y) * ROWS, h = blockIdx.x % a.NH;
     int warp_row = threadIdx.x / 32 * 16 * MF, queries = min(ROWS, a.Tq - t0);
     int64_t row = (int64_t)b * a.Tq + t0;
-    FirstKeys first = first_keys_of(a, b, t0, queries);
-    int begin = first.smallest / KEYS * KEYS, end = a.position0 + t0 + queries;
+    Seen seen = seen_by(a, b, t0 + warp_row + threadIdx.x % 32);
+    int begin = smallest_first_key(a, b, t0, queries) / KEYS * KEYS, end = a.position0 + t0 + queries;
     gmem<const bf16> k_from = thread_chunk<HD>(k.row((int64_t)b * a.Tk + begin) + h / a.group * HD, k.ld);
     gmem<const bf16> v_from = thread_chunk<HD>(v.row((int64_t)b * a.Tk + begin) + h / a.group * HD, v.ld);
 
@@ -117,14 +117,14 @@ __global__ void __launch_bounds__(THREADS, 2) forward_kernel(Matrix<bf16> att, M
         cp_async_wait<0>();
         __syncthreads(); /* this step's K and V are there, and no warp reads those of the step before any more */
         if (key0 + KEYS < end) {
-            k_from = k_from + KEYS * k.ld;
-            v_from = v_from + KEYS * v.ld;
-            load_tile<HD, KEYS>(next, k_from, k.ld, end - key0 - KEYS);
-            load_tile<HD, KEYS>(next + TILE, v_from, v.ld, end - key0 - KEYS);
+            int64_t keys = key0 + KEYS - begin;
+            load_tile<HD, KEYS>(next, k_from + keys * k.ld, k.ld, end - key0 - KEYS);
+            load_tile<HD, KEYS>(next + TILE, v_from + keys * v.ld, v.ld, end - key0 - KEYS);
             cp_async_commit();
         }
-        rows_times_rows<HD>(s, q_tile, warp_row, tiles);
-        if (key0 + KEYS - 1 > a.position0 + t0 || key0 < first.largest)
+        if (!warp_sees_any(seen, key0, KEYS)) continue;
+        rows_times_rows<HD, HD / 16>(s, q_tile, warp_row, tiles);
+        if (!warp_sees_all(seen, key0, KEYS))
             mask_columns(s, -INFINITY, a, b, t0 + warp_row + threadIdx.x % 32 / 4, key0);
         online_softmax<HD>(s, o, r, a.scale * LOG2E);
         weights_times_rows<HD>(o, s, tiles + TILE);

@@ -36,8 +36,8 @@ __device__ inline Softmax join_block(Softmax s, Softmax *of_warp)
     return s;
 }
 
-/* Reads the row, and with `gradient` reads it again (mostly from the L2 cache) and writes it: 6 bytes an element in BF16.
- * Columns V .. are padding. */
+/* Reads the row, and with `gradient` reads it again (mostly from the L2 cache) and writes it: 6 bytes an element in
+ * BF16. Columns V .. are padding. */
 template <class T, int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     softmax_rows(gmem<float> losses, Matrix<T> logits, gmem<const int32_t> targets, int64_t V, bool gradient,

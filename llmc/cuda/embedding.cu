@@ -1,5 +1,5 @@
-/* Token and position embeddings. Forward: a row of wte, plus one of wpe. Backward: every vocabulary row gets the sum of
- * the gradients of its tokens, from zero in token order, added once.
+/* Token and position embeddings. Forward: a row of wte, plus one of wpe. Backward: every vocabulary row gets the sum
+ * of the gradients of its tokens, from zero in token order, added once.
  *
  * Backward sorts the token numbers by vocabulary row. Counting and placing use integer atomics, which leave the order
  * within a vocabulary row to chance; so a warp a row puts its numbers in order afterwards:
@@ -10,9 +10,9 @@
  *     order    a warp a row             up to 32 numbers by comparing all with all, more by searching all tokens again
  *     add      a warp a row and chunk   sums in order
  *
- * That reads the tokens some times: N 4-byte numbers, and N / 32 of them again for each frequent row, of which there are
- * at most N / 33. For N = 32768, V = 50304 all but `add` move some 10 MB within the L2 cache, nothing beside the 2 N C
- * bytes of the gradients.
+ * That reads the tokens some times: N 4-byte numbers, and N / 32 of them again for each frequent row, of which there
+ * are at most N / 33. For N = 32768, V = 50304 all but `add` move some 10 MB within the L2 cache, nothing beside the 2
+ * N C bytes of the gradients.
  */
 #include "rows.cuh"
 
@@ -161,8 +161,8 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* ---- backward: sums ---- */
 
-/* sum[c ...] += W columns of `count` rows of dx, one after the other from zero: rows index[0], index[1], ..., or without
- * an index row0, row0 + stride, ... */
+/* sum[c ...] += W columns of `count` rows of dx, one after the other from zero: rows index[0], index[1], ..., or
+ * without an index row0, row0 + stride, ... */
 template <int W, class T>
 __device__ inline void add_rows(gmem<float> sum, Matrix<const T> dx, int64_t c, gmem<const int32_t> index,
                                 int64_t count, int64_t row0, int64_t stride)
@@ -189,13 +189,14 @@ __device__ inline void add_rows(gmem<float> sum, Matrix<const T> dx, int64_t c, 
     store_row<W>(sum, c, dx.cols, old);
 }
 
-/* A warp takes 32 W columns of a vocabulary row; one without tokens ends at once. Every row of dx is read once, 2 bytes an
- * element in BF16, and the gradient of every token that occurs is read and written. */
+/* A warp takes 32 W columns of a vocabulary row; one without tokens ends at once. Every row of dx is read once, 2
+ * bytes an element in BF16, and the gradient of every token that occurs is read and written. */
 template <class T, int W>
 __global__ void __launch_bounds__(BLOCK) add_token_rows(Matrix<float> dwte, Matrix<const T> dx, gmem<const int32_t> end,
-                                                        gmem<const int32_t> sorted, int64_t chunks)
+                                                        gmem<const int32_t> sorted, uint32_t chunks)
 {
-    int64_t v = warp_number() / chunks, c = (warp_number() % chunks * WARP + lane_number()) * W;
+    Place place = warp_place(chunks, WARP * W);
+    int64_t v = place.row, c = place.col + lane_number() * W;
     if (v >= dwte.rows || c >= dx.cols) return;
     int32_t first = v ? end.ld(v - 1) : 0, last = end.ld(v);
     if (last > first) add_rows<W>(dwte.row(v), dx, c, sorted + first, last - first, 0, 0);
@@ -204,9 +205,10 @@ __global__ void __launch_bounds__(BLOCK) add_token_rows(Matrix<float> dwte, Matr
 /* The same for a position: its rows stand T apart. */
 template <class T, int W>
 __global__ void __launch_bounds__(BLOCK)
-    add_position_rows(Matrix<float> dwpe, Matrix<const T> dx, int64_t positions, int64_t chunks)
+    add_position_rows(Matrix<float> dwpe, Matrix<const T> dx, int64_t positions, uint32_t chunks)
 {
-    int64_t t = warp_number() / chunks, c = (warp_number() % chunks * WARP + lane_number()) * W;
+    Place place = warp_place(chunks, WARP * W);
+    int64_t t = place.row, c = place.col + lane_number() * W;
     if (t >= positions || c >= dx.cols) return;
     add_rows<W>(dwpe.row(t), dx, c, gmem<const int32_t>((const int32_t *)NULL), dx.rows / positions, t, positions);
 }
@@ -216,10 +218,10 @@ template <class T, int W> static void add_gradients(Tensor dwte, Tensor dwpe, Te
     int64_t V = dwte.rows, chunks = ceil_div(dx.cols, WARP * W);
     gmem<const int32_t> end(cuda.sorted.p), sorted(cuda.sorted.p + V + 1);
     add_token_rows<T, W><<<blocks_for_warps(V * chunks), BLOCK, 0, cuda.stream>>>(
-        matrix<float>(dwte), matrix<const T>(dx), end, sorted, chunks);
+        matrix<float>(dwte), matrix<const T>(dx), end, sorted, (uint32_t)chunks);
     if (dwpe.data)
         add_position_rows<T, W><<<blocks_for_warps(positions * chunks), BLOCK, 0, cuda.stream>>>(
-            matrix<float>(dwpe), matrix<const T>(dx), positions, chunks);
+            matrix<float>(dwpe), matrix<const T>(dx), positions, (uint32_t)chunks);
 }
 
 void cuda_embedding_backward(Tensor dwte, Tensor dwpe, Tensor dx, const int32_t *tokens, int64_t T)

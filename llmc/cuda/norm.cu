@@ -8,7 +8,8 @@
 
 /* ---- x = x_prev + y ---- */
 
-/* A warp a row. Reads x_prev and y, writes x: 6 bytes an element in BF16; longer rows than are kept read x twice more. */
+/* A warp a row. Reads x_prev and y, writes x: 6 bytes an element in BF16; rows longer than
+ * what is kept read x twice more. */
 template <class T, int W>
 __global__ void __launch_bounds__(BLOCK) residual_add_rows(Matrix<T> x, Matrix<float> stats, Matrix<const T> x_prev,
                                                            Matrix<const T> y, NormKind kind, float eps)
@@ -77,8 +78,8 @@ __device__ inline void gradient_and_norm(float (&g)[W], float (&n)[W], const Nor
     }
 }
 
-/* dx += rstd (g - mean(g) - n mean(g n)), a warp a row. Reads dy, x and dx, writes dx: 8 bytes an element in BF16. dy and
- * x of the first KEPT packs stay in registers between the two passes; the gain comes from the cache. */
+/* dx += rstd (g - mean(g) - n mean(g n)), a warp a row. Reads dy, x and dx, writes dx: 8 bytes an element in BF16. dy
+ * and x of the first KEPT packs stay in registers between the two passes; the gain comes from the cache. */
 template <class T, int W> __global__ void __launch_bounds__(BLOCK) norm_backward_rows(NormBackward<T> p)
 {
     enum { KEPT = 4 };
@@ -128,15 +129,16 @@ template <class T, int W> __global__ void __launch_bounds__(BLOCK) norm_backward
         add_change(c, load_pack<W>(dy_row, c, cols), load_pack<W>(x_row, c, cols));
 }
 
-/* Partial sums of dy n and dy: a warp takes 32 W columns of SUM_ROWS rows, a lane W of them from row to row. Reads dy and
- * x once more, 4 bytes an element in BF16, in part from the L2 cache: with the sums in the kernel above, a lane would
- * hold sums of all its columns, or a block would have too few rows to keep the memory busy. */
+/* Partial sums of dy n and dy: a warp takes 32 W columns of SUM_ROWS rows, a lane W of them from row to row. Reads dy
+ * and x once more, 4 bytes an element in BF16, in part from the L2 cache: with the sums in the kernel above, a lane
+ * would hold sums of all its columns, or a block would have too few rows to keep the memory busy. */
 template <class T, int W>
-__global__ void __launch_bounds__(BLOCK) norm_sums(NormBackward<T> p, gmem<float> partial, int64_t chunks)
+__global__ void __launch_bounds__(BLOCK) norm_sums(NormBackward<T> p, gmem<float> partial, uint32_t chunks)
 {
     enum { BATCH = 4 }; /* rows whose loads are on their way at once */
-    int64_t tile = warp_number() / chunks, cols = p.x.cols, rows = p.x.rows;
-    int64_t c = (warp_number() % chunks * WARP + lane_number()) * W, end = (tile + 1) * SUM_ROWS;
+    Place place = warp_place(chunks, WARP * W);
+    int64_t tile = place.row, cols = p.x.cols, rows = p.x.rows, c = place.col + lane_number() * W;
+    int64_t end = (tile + 1) * SUM_ROWS;
     if (end > rows) end = rows;
     if (tile * SUM_ROWS >= rows || c >= cols) return;
     float gain_sum[W] = {}, bias_sum[W] = {};
@@ -169,7 +171,7 @@ template <class T, int W> static void launch_norm_backward(const NormBackward<T>
 {
     int64_t chunks = ceil_div(p.x.cols, WARP * W), tiles = ceil_div(p.x.rows, SUM_ROWS);
     norm_backward_rows<T, W><<<blocks_for_warps(p.x.rows), BLOCK, 0, cuda.stream>>>(p);
-    norm_sums<T, W><<<blocks_for_warps(tiles * chunks), BLOCK, 0, cuda.stream>>>(p, cuda.partial, chunks);
+    norm_sums<T, W><<<blocks_for_warps(tiles * chunks), BLOCK, 0, cuda.stream>>>(p, cuda.partial, (uint32_t)chunks);
 }
 
 void cuda_norm_backward(Tensor dx, const Norm *norm, Tensor dy, Tensor x, Tensor stats)

@@ -164,8 +164,9 @@ void cuda_operand_from_activation_backward(Operand *dh, Tensor du, Tensor h, Act
 
 /* ---- partial sums ---- */
 
-/* A thread a column: loads of BATCH blocks are on their way at once, their sum is made in order. Reads 4 bytes a block and
- * column, a 64th of what the sums were made of; blocks of one warp, so that few columns spread over many processors. */
+/* A thread a column: loads of BATCH blocks are on their way at once, their sum is made in order. Reads 4 bytes a block
+ * and column, a 64th of what the sums were made of; blocks of one warp, so that few columns spread over many
+ * processors. */
 __global__ void __launch_bounds__(WARP)
     add_partial_sums(gmem<float> sum, gmem<const float> partial, int64_t blocks, int64_t cols)
 {

@@ -13,7 +13,7 @@ template <int W>
 __global__ void __launch_bounds__(BLOCK) add_numbers(gmem<float> sum, gmem<const float> contribution, int64_t n)
 {
     enum { PACKS = 4 };
-    int64_t first = (warp_number() * PACKS * WARP + lane_number()) * W;
+    int64_t first = ((int64_t)warp_number() * PACKS * WARP + lane_number()) * W;
     float a[PACKS][W], b[PACKS][W];
 #pragma unroll
     for (int i = 0; i < PACKS; i++) {
@@ -46,10 +46,10 @@ void cuda_add(Tensor sum, Tensor contribution)
 
 /* ---- sums of squares ---- */
 
-/* A piece is summed in 16 lanes, element c in lane c % 16, rows one after the other, and the lanes by the tree 8, 4, 2, 1.
- * A thread has W neighbouring lanes, so 16 / W threads work on a piece and read 64 bytes of a row at once. 4 bytes an
- * element; the loads of BATCH times 16 columns are on their way at once, because the sums of a lane cannot be. The square of
- * a float is exact in FP64, so fma rounds as the CPU's addition does. */
+/* A piece is summed in 16 lanes, element c in lane c % 16, rows one after the other, and the lanes by the tree 8, 4,
+ * 2, 1. A thread has W neighbouring lanes, so 16 / W threads work on a piece and read 64 bytes of a row at once. 4
+ * bytes an element; the loads of BATCH times 16 columns are on their way at once, because the sums of a lane cannot
+ * be. The square of a float is exact in FP64, so fma rounds as the CPU's addition does. */
 template <int W> __global__ void __launch_bounds__(BLOCK) square_pieces(gmem<double> piece, Matrix<const float> grad)
 {
     enum { THREADS = 16 / W, BATCH = 8 };
@@ -90,8 +90,9 @@ void cuda_sum_squares(double *piece, Tensor grad)
 
 enum { SUM_TILE = 1024 };
 
-/* Sum of n numbers one after the other, in thread 0. Tiles of SUM_TILE go through shared memory: while thread 0 adds one,
- * the other warps read the next, so the time is that of the additions alone (some 10 cycles each: 0.1 ms for 20000). */
+/* Sum of n numbers one after the other, in thread 0. Tiles of SUM_TILE go through shared memory: while thread 0 adds
+ * one, the other warps read the next, so the time is that of the additions alone (some 10 cycles each: 0.1 ms for
+ * 20000). */
 __device__ inline double sum_in_order(gmem<const double> x, int64_t n, double (*tile)[SUM_TILE])
 {
     double sum = 0;
@@ -153,8 +154,8 @@ __device__ inline void round_master(Pack<float, W> *to, const float (&w)[W], con
     round_pack(to, w);
 }
 
-/* BF16: 16 random bits an element, from two Philox calls for 16 columns of a row. A lane with 8 columns makes one call and
- * uses all of it. */
+/* BF16: 16 random bits an element, from two Philox calls for 16 columns of a row. A lane with 8 columns makes one call
+ * and uses all of it. */
 template <int W>
 __device__ inline void round_master(Pack<bf16, W> *to, const float (&w)[W], const Slice<bf16> &p, const Step &s,
                                     int64_t r, int64_t c)
@@ -169,13 +170,14 @@ __device__ inline void round_master(Pack<bf16, W> *to, const float (&w)[W], cons
     }
 }
 
-/* A warp takes 32 W columns of a row. Reads gradient, m, v and master and writes them all: 28 bytes an element with a BF16
- * master, 32 with FP32. */
+/* A warp takes 32 W columns of a row. Reads gradient, m, v and master and writes them all: 28 bytes an element with a
+ * BF16 master, 32 with FP32. */
 template <class T, int W>
 __global__ void __launch_bounds__(BLOCK)
-    update_rows(Slice<T> p, gmem<const StepResult> result, gmem<const DeviceStep> step, int64_t chunks)
+    update_rows(Slice<T> p, gmem<const StepResult> result, gmem<const DeviceStep> step, uint32_t chunks)
 {
-    int64_t r = warp_number() / chunks, c = (warp_number() % chunks * WARP + lane_number()) * W, n = p.grad.cols;
+    Place place = warp_place(chunks, WARP * W);
+    int64_t r = place.row, c = place.col + lane_number() * W, n = p.grad.cols;
     StepResult of_step = load_struct(result);
     DeviceStep now = load_struct(step);
     if (!of_step.finite || !now.finite || r >= p.grad.rows || c >= n) return;
@@ -213,7 +215,7 @@ template <class T, int W> static void launch_adamw(const ParamSlice *p, const St
                       p->role,
                       p->decay};
     update_rows<T, W><<<blocks_for_warps(p->grad.rows * chunks), BLOCK, 0, cuda.stream>>>(
-        slice, gmem<const StepResult>(result), cuda.step, chunks);
+        slice, gmem<const StepResult>(result), cuda.step, (uint32_t)chunks);
 }
 
 void cuda_adamw(const ParamSlice *p, const StepResult *result)

@@ -198,9 +198,9 @@ __device__ inline void head_backward(gmem<T> gradient, gmem<const T> qkv, const 
     if (here) lane.store(gradient, d);
 }
 
-/* A block takes SUM_ROWS tokens, a warp every 8th of them; heads of q, then of k. Reads and writes the gradient, reads q
- * and k when there is a norm: 6 bytes an element in BF16. A lane sums its elements' gain gradients in registers; partial
- * sums of q are row 0 of the tile, of k row 1. */
+/* A block takes SUM_ROWS tokens, a warp every 8th of them; heads of q, then of k. Reads and writes the gradient, reads
+ * q and k when there is a norm: 6 bytes an element in BF16. A lane sums its elements' gain gradients in registers;
+ * partial sums of q are row 0 of the tile, of k row 1. */
 template <class T, int V, int PAIRS>
 __global__ void __launch_bounds__(BLOCK)
     turn_heads_back(Matrix<T> dqkv, Matrix<const T> qkv, Heads p, gmem<float> partial)

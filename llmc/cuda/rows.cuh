@@ -37,12 +37,26 @@ inline bool is_aligned(Tensor t) /* every row begins at a multiple of 16 bytes; 
         }                                                                                                              \
     } while (0)
 
-inline unsigned blocks_for_warps(int64_t warps) { return (unsigned)ceil_div(warps, BLOCK_WARPS); }
+inline unsigned blocks_for_warps(int64_t warps)
+{
+    if (warps > UINT32_MAX - BLOCK_WARPS) die("a kernel of %lld warps: too many; this is a bug", (long long)warps);
+    return (unsigned)ceil_div(warps, BLOCK_WARPS);
+}
 
 /* ---- who am I ---- */
 
 __device__ inline int lane_number() { return (int)(threadIdx.x % WARP); }
-__device__ inline int64_t warp_number() { return (int64_t)blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP; }
+__device__ inline uint32_t warp_number() { return blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP; }
+
+/* Warps that divide a matrix: `chunks` neighbours share a row (or a tile of rows), each has `columns` columns of it. */
+typedef struct {
+    int64_t row, col;
+} Place;
+__device__ inline Place warp_place(uint32_t chunks, int64_t columns)
+{
+    uint32_t w = warp_number(); /* of 32 bits: a division of 64 takes several times the instructions */
+    return Place{w / chunks, w % chunks * columns};
+}
 
 /* ---- packs: W elements of one row from column c on ---- */
 

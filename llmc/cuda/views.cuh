@@ -51,15 +51,16 @@ __device__ inline void store_targets(const Targets &t, int64_t r, int64_t c, int
     }
 }
 
-/* A warp takes one row of PACKS x 32 x W columns of a part; a lane's loads are all on their way before it stores. Bytes:
- * those of the source once, those of each target once. Three blocks a multiprocessor leave 80 registers a thread: nvcc on its
- * own stops at 64 and spills. */
+/* A warp takes one row of PACKS x 32 x W columns of a part; a lane's loads are all on their way before it stores.
+ * Bytes: those of the source once, those of each target once. Three blocks a multiprocessor leave 80 registers a
+ * thread: nvcc on its own stops at 64 and spills. */
 template <class Source, int W>
 __global__ void __launch_bounds__(BLOCK, 3)
-    write_views(Source from, Targets to, int64_t rows, int64_t cols, int64_t chunks)
+    write_views(Source from, Targets to, int64_t rows, int64_t cols, uint32_t chunks)
 {
     enum { PACKS = Source::parts == 1 ? 4 : 2 };
-    int64_t r = warp_number() / chunks, first = warp_number() % chunks * PACKS * WARP * W + lane_number() * W;
+    Place place = warp_place(chunks, PACKS * WARP * W);
+    int64_t r = place.row, first = place.col + lane_number() * W;
     float x[PACKS][Source::parts][W];
     if (r >= rows) return;
 #pragma unroll
@@ -73,15 +74,15 @@ __global__ void __launch_bounds__(BLOCK, 3)
                 store_targets<W>(to, r, first + i * WARP * W, part * cols, cols, x[i][part]);
 }
 
-/* The same with partial sums over SUM_ROWS rows: a warp takes 32 W columns of them, a lane W columns from row to row, so
- * a column is added in the order of its rows. The sums cost nothing but registers. */
+/* The same with partial sums over SUM_ROWS rows: a warp takes 32 W columns of them, a lane W columns from row to row,
+ * so a column is added in the order of its rows. The sums cost nothing but registers. */
 template <class Source, int W>
 __global__ void __launch_bounds__(BLOCK)
-    write_views_and_sums(Source from, Targets to, gmem<float> partial, int64_t rows, int64_t cols, int64_t chunks)
+    write_views_and_sums(Source from, Targets to, gmem<float> partial, int64_t rows, int64_t cols, uint32_t chunks)
 {
     enum { BATCH = Source::parts == 1 ? 4 : 2 }; /* rows whose loads are on their way at once */
-    int64_t tile = warp_number() / chunks, end = (tile + 1) * SUM_ROWS;
-    int64_t c = (warp_number() % chunks * WARP + lane_number()) * W;
+    Place place = warp_place(chunks, WARP * W);
+    int64_t tile = place.row, end = (tile + 1) * SUM_ROWS, c = place.col + lane_number() * W;
     if (end > rows) end = rows;
     if (tile * SUM_ROWS >= rows || c >= cols) return;
     float sum[Source::parts][W] = {};
@@ -111,7 +112,7 @@ template <class Source, int W> void launch_views(const Source &from, const Targe
 {
     int64_t chunks = ceil_div(part_cols, (Source::parts == 1 ? 4 : 2) * WARP * W);
     write_views<Source, W>
-        <<<blocks_for_warps(rows * chunks), BLOCK, 0, cuda.stream>>>(from, to, rows, part_cols, chunks);
+        <<<blocks_for_warps(rows * chunks), BLOCK, 0, cuda.stream>>>(from, to, rows, part_cols, (uint32_t)chunks);
 }
 
 template <class Source, int W>
@@ -119,7 +120,7 @@ void launch_views_and_sums(const Source &from, const Targets &to, int64_t rows, 
 {
     int64_t chunks = ceil_div(part_cols, WARP * W), warps = ceil_div(rows, SUM_ROWS) * chunks;
     write_views_and_sums<Source, W>
-        <<<blocks_for_warps(warps), BLOCK, 0, cuda.stream>>>(from, to, cuda.partial, rows, part_cols, chunks);
+        <<<blocks_for_warps(warps), BLOCK, 0, cuda.stream>>>(from, to, cuda.partial, rows, part_cols, (uint32_t)chunks);
 }
 
 /* Writes the source to its targets. aligned: the source's tensors are. part_cols: columns of one part. */
