@@ -87,7 +87,7 @@ NVCC      ?= $(CUDA_HOME)/bin/nvcc
 CUDA_H    := $(wildcard $(CUDA_HOME)/include/cublasLt.h)
 NCCL_H    := $(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/local/include/nccl.h /usr/include/nccl.h))
 GPU_ARCH  ?= $(addprefix sm_,$(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
-GENCODE   = -arch=$(patsubst sm_103,sm_103a,$(patsubst sm_100,sm_100a,$(GPU_ARCH)))
+GENCODE   = -arch=$(patsubst sm_120,sm_120f,$(patsubst sm_103,sm_103a,$(patsubst sm_100,sm_100a,$(GPU_ARCH))))
 FAT       := $(foreach a,80 90 100a 103a 120f,-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_120,code=compute_120
 NVFLAGS   := -std=c++17 -O3 -fmad=false -lineinfo -Xcompiler "-Wall -Wextra -Wno-unused-parameter" -Xptxas -v
 CUDA_SOURCES := $(wildcard llmc/cuda/*.cu)
