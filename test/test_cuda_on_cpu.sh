@@ -88,6 +88,7 @@ faults_that_end() {
     ends_with "two collectives" "this lane comes to __ballot_sync, others of the lanes ffffffff wait at __shfl_xor_sync"
     ends_with "lane not in mask" "lane 0 is not in its mask fffffffe"
     ends_with "shared overrun" "shared memory written outside of rows: at byte 528 of its 528" "kernel overrun_static, block (0, "
+    ends_with "shared underrun" "shared memory written outside of rows: at byte -4 of its 528"
     ends_with "dynamic shared overrun" "written outside of (dynamic): at byte -4 of its 64"
     ends_with "no dynamic shared memory" "dynamic shared memory in a launch that asked for none"
     ends_with "static shared memory too large" "with large, shared memory of 102400 bytes static (at most 49152)"

@@ -112,7 +112,7 @@ __global__ void transpose(gmem<float> out, gmem<const float> in, int rows, int c
 
 template <class T> __global__ void reverse_row(gmem<T> row)
 {
-    extern __shared__ __align__(16) unsigned char bytes[];
+    alignas(16) extern __shared__ unsigned char bytes[];
     T *values = (T *)bytes;
     values[threadIdx.x] = row.ld(threadIdx.x);
     __syncthreads();
