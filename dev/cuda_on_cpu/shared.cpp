@@ -3,8 +3,9 @@
  *     zone | dynamic | zone | first static variable met | zone | second | zone ...
  *
  * Variables are placed when the block's first thread reaches their declaration. Each is aligned as its type asks and
- * not more, so that a 16-byte access to an array of floats is seen to be misaligned. Variables begin as 0xff bytes (NaN);
- * zones hold another pattern, which is looked at when the block ends; AddressSanitizer reports an access at once.
+ * not more, so that a 16-byte access to an array of floats is seen to be misaligned. Variables begin as 0xff bytes
+ * (NaN); zones hold another pattern, which is looked at when the block ends; AddressSanitizer reports an access at
+ * once.
  */
 #include "internal.h"
 

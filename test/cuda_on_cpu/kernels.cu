@@ -1,6 +1,6 @@
-/* Kernels of every shape that the backend uses, each with a result that is known: reductions, transposes, dynamic shared
- * memory, grids and blocks of three dimensions, templates, shuffles of every kind, votes, atomics. The results are the same
- * in every order of threads. */
+/* Kernels of every shape that the backend uses, each with a result that is known: reductions, transposes, dynamic
+ * shared memory, grids and blocks of three dimensions, templates, shuffles of every kind, votes, atomics. The results
+ * are the same in every order of threads. */
 #include "check.cuh"
 
 #include <cmath>
