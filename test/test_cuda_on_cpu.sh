@@ -13,7 +13,11 @@ cuda=
 for folder in "${CUDA_INCLUDE:-}" "${CUDA_HOME:-/usr/local/cuda}/include" /usr/local/cuda/include /usr/include; do
     if [ -z "$cuda" ] && [ -f "$folder/cuda_runtime.h" ]; then cuda=$folder; fi
 done
-[ -n "$cuda" ] || { echo "skipped cuda_on_cpu: no cuda_runtime.h found (CUDA_INCLUDE=FOLDER)" && echo "0 passed, 0 failed, 1 skipped" && exit 0; }
+if [ -z "$cuda" ]; then
+    echo "skipped cuda_on_cpu: no cuda_runtime.h found (CUDA_INCLUDE=FOLDER)"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
 
 out=$(mktemp -d) || exit 1
 trap 'rm -rf "$out"' EXIT
@@ -38,7 +42,7 @@ filter=dev/cuda_on_cpu/launch_filter.py
 
 program() { # program SOURCE.cu TARGET COMPILER FLAG...: with the library's objects in TARGET's folder
     python3 "$filter" "$1" "$2.cpp" >"$2.log" 2>&1 &&
-        "$3" "${flags[@]}" -iquote "$(dirname "$1")" -include cuda_on_cpu.h "${@:4}" "$2.cpp" "$(dirname "$2")"/*.o -o "$2" >>"$2.log" 2>&1
+        "$3" "${flags[@]}" -include cuda_on_cpu.h "${@:4}" "$2.cpp" "$(dirname "$2")"/*.o -o "$2" >>"$2.log" 2>&1
 }
 build() { # build NAME COMPILER FLAG...: the library and the programs, in the folder $out/NAME
     local folder=$out/$1 file jobs=()
@@ -88,6 +92,7 @@ faults_that_end() {
     ends_with "two collectives" "this lane comes to __ballot_sync, others of the lanes ffffffff wait at __shfl_xor_sync"
     ends_with "lane not in mask" "lane 0 is not in its mask fffffffe"
     ends_with "shared overrun" "shared memory written outside of rows: at byte 528 of its 528" "kernel overrun_static, block (0, "
+    ends_with "shared underrun" "shared memory written outside of rows: at byte -4 of its 528"
     ends_with "dynamic shared overrun" "written outside of (dynamic): at byte -4 of its 64"
     ends_with "no dynamic shared memory" "dynamic shared memory in a launch that asked for none"
     ends_with "static shared memory too large" "with large, shared memory of 102400 bytes static (at most 49152)"
@@ -128,7 +133,11 @@ shows() { # shows FAULT SETTING right|wrong: `wrong`: with one of five seeds at 
         esac
     done
     echo "$answers" >"$out/log"
-    if [ "$3" = wrong ]; then [[ $answers =~ ^(\ (right|wrong)){5}$ && $answers = *wrong* ]]; else [ "$answers" = " right right right right right" ]; fi
+    if [ "$3" = wrong ]; then
+        [[ $answers =~ ^(\ (right|wrong)){5}$ && $answers = *wrong* ]]
+    else
+        [ "$answers" = " right right right right right" ]
+    fi
 }
 faults_that_show() {
     local name

@@ -1,16 +1,16 @@
 /* One block: threads that take turns on one OS thread, and where they meet.
  *
- * A thread runs until it must wait at a barrier or warp collective, or ends; then the next one that can run goes on, in
- * the order of CUDA_ON_CPU_ORDER: lanes of the same warp first, so that a warp gets as far as it can before the next
- * one. A thread that has not begun needs no stack of its own when another has just ended: it takes over that one's, so
- * kernels without barriers never switch stacks.
+ * A thread runs until it must wait at a barrier or warp collective, or ends; then the next one that can run goes on,
+ * in the order of CUDA_ON_CPU_ORDER: lanes of the same warp first, so that a warp gets as far as it can before the
+ * next one. A thread that has not begun needs no stack of its own when another has just ended: it takes over that
+ * one's, so kernels without barriers never switch stacks.
  *
- * A warp collective (a shuffle, a vote, an mma) is a meeting of the lanes of a mask. Each lane leaves its value and waits;
- * the last one to arrive lets all go on. The values stay until each of the lanes comes to its next collective, so lanes
- * that run ahead disturb none that is late; at most 32 meetings of a warp can be in use then, one a lane.
+ * A warp collective (a shuffle, a vote, an mma) is a meeting of the lanes of a mask. Each lane leaves its value and
+ * waits; the last one to arrive lets all go on. The values stay until each of the lanes comes to its next collective,
+ * so lanes that run ahead disturb none that is late; at most 32 meetings of a warp can be in use then, one a lane.
  *
- * Stricter than a GPU, as the CUDA guide asks: all threads of a block come to the same barrier in the source, and none may
- * have ended before it.
+ * Stricter than a GPU, as the CUDA guide asks: all threads of a block come to the same barrier in the source, and none
+ * may have ended before it.
  */
 #include "fiber.h"
 #include "internal.h"

@@ -97,7 +97,7 @@ class SharedMemory
     SharedVariable dynamic_variable;
     std::vector<Piece> pieces;
     char *place(const SharedVariable &variable);
-    [[noreturn]] void report(const Piece &piece, const char *byte) const;
+    [[noreturn]] void report(const char *byte) const;
 };
 
 /* ---- block.cpp ---- */

@@ -72,7 +72,7 @@ static void error_was_asked_for()
     if (cudaPeekAtLastError() != cudaSuccess) fail("the program ends without cudaGetLastError after a refused launch");
 }
 
-/* Block `i` in the order of the settings; random: a walk through all residues by a stride that has no common divisor. */
+/* Block `i` in the order of the settings; random: a walk through all of them by a stride that shares no divisor. */
 static uint64_t nth_block(uint64_t i, uint64_t blocks, uint64_t launch_number)
 {
     if (settings().order == Order::forward) return i;

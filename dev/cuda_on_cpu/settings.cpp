@@ -1,5 +1,6 @@
 /* The environment variables of cuda_on_cpu, read once, and the messages that end a program: those of fail(), and an
- * explanation of a fault of the host. AddressSanitizer explains faults itself; then only the running thread is added. */
+ * explanation of a fault of the host. AddressSanitizer explains faults itself; then only the running thread is
+ * added. */
 #include "fiber.h"
 #include "internal.h"
 

@@ -3,8 +3,9 @@
  *     zone | dynamic | zone | first static variable met | zone | second | zone ...
  *
  * Variables are placed when the block's first thread reaches their declaration. Each is aligned as its type asks and
- * not more, so that a 16-byte access to an array of floats is seen to be misaligned. Variables begin as 0xff bytes (NaN);
- * zones hold another pattern, which is looked at when the block ends; AddressSanitizer reports an access at once.
+ * not more, so that a 16-byte access to an array of floats is seen to be misaligned. Variables begin as 0xff bytes
+ * (NaN); zones hold another pattern, which is looked at when the block ends; AddressSanitizer reports an access at
+ * once.
  */
 #include "internal.h"
 
@@ -99,18 +100,23 @@ void SharedMemory::end()
 {
     ASAN_UNPOISON_MEMORY_REGION(arena, ARENA_BYTES);
     for (const Piece &piece : pieces) {
-        if (const char *byte = first_change(piece.begin + piece.bytes)) report(piece, byte);
-        if (const char *byte = first_change(piece.begin - ZONE_BYTES)) report(piece, byte);
+        if (const char *byte = first_change(piece.begin - ZONE_BYTES)) report(byte);
+        if (const char *byte = first_change(piece.begin + piece.bytes)) report(byte);
     }
     pieces.clear();
     next = arena;
     static_bytes = 0;
 }
 
-void SharedMemory::report(const Piece &piece, const char *byte) const
+/* A zone lies between two variables: the nearer one is named. */
+void SharedMemory::report(const char *byte) const
 {
-    fail("shared memory written outside of %s: at byte %td of its %zu", piece.variable->name, byte - piece.begin,
-         piece.bytes);
+    auto distance = [byte](const Piece &p) { return byte < p.begin ? p.begin - byte : byte - (p.begin + p.bytes) + 1; };
+    const Piece *nearest = &pieces[0];
+    for (const Piece &piece : pieces)
+        if (distance(piece) < distance(*nearest)) nearest = &piece;
+    fail("shared memory written outside of %s: at byte %td of its %zu", nearest->variable->name, byte - nearest->begin,
+         nearest->bytes);
 }
 
 } // namespace cuda_on_cpu

@@ -94,6 +94,7 @@ static bool end_in_kernel(const char *name, gmem<float> x, float *host)
     FAULT("two collectives") two_collectives<<<1, 32>>>(out);
     FAULT("lane not in mask") not_in_mask<<<1, 32>>>();
     FAULT("shared overrun") overrun_static<<<dim3(1, 3), 1>>>(33);
+    FAULT("shared underrun") overrun_static<<<1, 1>>>(-3 * 33 - 1);
     FAULT("dynamic shared overrun") overrun_dynamic<<<1, 1, 64>>>(-1);
     FAULT("no dynamic shared memory") overrun_dynamic<<<1, 1>>>(0);
     FAULT("static shared memory too large") large_shared<<<1, 1>>>();

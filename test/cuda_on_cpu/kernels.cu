@@ -1,6 +1,6 @@
-/* Kernels of every shape that the backend uses, each with a result that is known: reductions, transposes, dynamic shared
- * memory, grids and blocks of three dimensions, templates, shuffles of every kind, votes, atomics. The results are the same
- * in every order of threads. */
+/* Kernels of every shape that the backend uses, each with a result that is known: reductions, transposes, dynamic
+ * shared memory, grids and blocks of three dimensions, templates, shuffles of every kind, votes, atomics. The results
+ * are the same in every order of threads. */
 #include "check.cuh"
 
 #include <cmath>
@@ -112,7 +112,7 @@ __global__ void transpose(gmem<float> out, gmem<const float> in, int rows, int c
 
 template <class T> __global__ void reverse_row(gmem<T> row)
 {
-    extern __shared__ __align__(16) unsigned char bytes[];
+    alignas(16) extern __shared__ unsigned char bytes[];
     T *values = (T *)bytes;
     values[threadIdx.x] = row.ld(threadIdx.x);
     __syncthreads();

@@ -1,5 +1,5 @@
-/* The runtime's functions: memory, copies, streams, events, errors, what the device says of itself. Everything that must be
- * ordered is, so the results are the same with shuffled streams. */
+/* The runtime's functions: memory, copies, streams, events, errors, what the device says of itself. Everything that
+ * must be ordered is, so the results are the same with shuffled streams. */
 #include "check.cuh"
 
 #include <cmath>
