@@ -2,7 +2,8 @@
 # dev/cuda_on_cpu: kernels of test/cuda_on_cpu/ give the right results in every order of threads and streams, and each
 # planted fault is reported, or shows as a wrong result in the orders that are there to show it. The same under
 # AddressSanitizer and UndefinedBehaviorSanitizer. LLMC_TEST_ALL=1: also with the other compiler and with ucontext.
-# Skipped where there are no CUDA headers (CUDA_INCLUDE names a folder with cuda_runtime.h); no GPU or nvcc needed.
+# Skipped where there are no CUDA headers (CUDA_INCLUDE names a folder with cuda_runtime.h); no GPU needed. Where nvcc is
+# installed it compiles the same sources.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 export LC_ALL=C OMP_WAIT_POLICY=passive
@@ -87,9 +88,11 @@ faults_that_end() {
     ends_with "two collectives" "this lane comes to __ballot_sync, others of the lanes ffffffff wait at __shfl_xor_sync"
     ends_with "lane not in mask" "lane 0 is not in its mask fffffffe"
     ends_with "shared overrun" "shared memory written outside of rows: at byte 528 of its 528" "kernel overrun_static, block (0, "
+    ends_with "shared underrun" "shared memory written outside of rows: at byte -4 of its 528"
     ends_with "dynamic shared overrun" "written outside of (dynamic): at byte -4 of its 64"
     ends_with "no dynamic shared memory" "dynamic shared memory in a launch that asked for none"
-    ends_with "static shared memory too large" "102400 bytes with large, more than 49152"
+    ends_with "static shared memory too large" "with large, shared memory of 102400 bytes static (at most 49152)"
+    ends_with "shared memory too large in all" "with some, shared memory of 40960 bytes static" "10240 dynamic (at most 49152 in all)"
     ends_with "store out of bounds" "store of 4 bytes out of bounds: at byte 100 of an allocation of 100" "thread (0, 0, 0)"
     ends_with "load out of bounds" "load of 4 bytes out of bounds: at byte -4"
     ends_with "pack out of bounds" "load of 16 bytes out of bounds: at byte 96"
@@ -188,6 +191,7 @@ filter_checks() {
 # ---- all of it ----
 
 build plain g++ -O2
+if [ "$failed" -gt 0 ]; then echo "$passed passed, $failed failed" && exit 1; fi
 for streams in in-order shuffle:1 shuffle:2; do
     for order in forward reverse random:1 random:2; do results plain "$order" "$streams"; done
 done
@@ -195,6 +199,17 @@ faults_that_end
 faults_that_show
 settings
 filter_checks
+
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+if command -v "$nvcc" >/dev/null; then
+    for file in kernels runtime; do
+        "$nvcc" -std=c++17 -arch=sm_80 -Werror all-warnings -Illmc -c test/cuda_on_cpu/$file.cu -o "$out/$file.o" >"$out/log" 2>&1
+        check "$file.cu is CUDA to nvcc" test $? -eq 0
+    done
+else
+    skipped=$((skipped + 1))
+    echo "skipped cuda_on_cpu: the tests' sources through nvcc, which is not installed"
+fi
 
 sanitize=(-O1 '-fsanitize=address,undefined' -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 build sanitized g++ "${sanitize[@]}"

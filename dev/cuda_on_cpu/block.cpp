@@ -102,18 +102,22 @@ std::string running_place()
     return place;
 }
 
+static bool waits(const Thread &t) { return t.waits_for && !(t.warp->ready >> t.lane & 1); }
+
+static bool wait_together(const Thread &t, const Thread &u)
+{
+    return waits(t) && waits(u) && !strcmp(t.waits_for, u.waits_for) && t.place.line == u.place.line &&
+           t.waits_for_lanes == u.waits_for_lanes;
+}
+
 /* Who waits where: threads with the same reason in one line. */
 static std::string waiting_threads(const Block &b)
 {
     std::string lines;
     for (unsigned first = 0, next; first < b.count; first = next) {
         const Thread &t = b.threads[first];
-        auto same = [&](const Thread &u) {
-            return t.waits_for && u.waits_for && !strcmp(t.waits_for, u.waits_for) && t.place.line == u.place.line &&
-                   t.waits_for_lanes == u.waits_for_lanes;
-        };
-        for (next = first + 1; next < b.count && same(b.threads[next]);) next++;
-        if (!t.waits_for) continue;
+        for (next = first + 1; next < b.count && wait_together(t, b.threads[next]);) next++;
+        if (!waits(t)) continue;
         char text[96];
         snprintf(text, sizeof text, "\n    threads %u to %u wait at ", first, next - 1);
         lines += text + std::string(t.waits_for) + place_text(t.place);
@@ -399,7 +403,7 @@ static void set_up(Block &b, const Grid &grid, uint64_t block_number)
     b.count = b.alive = dim.x * dim.y * dim.z;
     b.ready_warps = 0;
     b.barrier = Barrier{};
-    b.random.state = settings().order_seed + (grid.number << 40) + block_number;
+    b.random.state = Random{settings().order_seed}.next() + (grid.number << 40) + block_number;
     for (unsigned first = 0; first < b.count; first += LANES) {
         Warp &w = b.warps[first / LANES];
         unsigned lanes = b.count - first < LANES ? b.count - first : LANES;
@@ -436,7 +440,7 @@ void run_block(const Grid &grid, uint3 block_index, uint64_t block_number)
     running.block_dim = grid.configuration.block;
     running.grid_dim = grid.configuration.grid;
     set_up(b, grid, block_number);
-    b.shared.begin(grid.configuration.shared);
+    b.shared.begin(grid.configuration.shared, grid.shared_limit);
     go_on_with(b, b.home, take_from_next_warp(b, before_first()));
     running.thread = nullptr;
     b.shared.end();

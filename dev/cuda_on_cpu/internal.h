@@ -80,8 +80,8 @@ class SharedMemory
     SharedMemory();
     ~SharedMemory();
     SharedMemory(const SharedMemory &) = delete;
-    void begin(size_t dynamic_bytes); /* a block begins: all bytes are 0xff */
-    void end();                       /* a block ends: what was written outside of variables is reported */
+    void begin(size_t dynamic_bytes, size_t limit); /* a block begins, with at most `limit` bytes: all are 0xff */
+    void end(); /* a block ends: what was written outside of variables is reported */
     void *address(const SharedVariable &variable);
     void *dynamic();
     bool holds(const void *at, size_t bytes) const; /* within one variable */
@@ -93,11 +93,11 @@ class SharedMemory
         size_t bytes;
     };
     char *arena, *next;
-    size_t static_bytes;
+    size_t static_bytes, limit;
     SharedVariable dynamic_variable;
     std::vector<Piece> pieces;
     char *place(const SharedVariable &variable);
-    [[noreturn]] void report(const Piece &piece, const char *byte) const;
+    [[noreturn]] void report(const char *byte) const;
 };
 
 /* ---- block.cpp ---- */
@@ -106,7 +106,8 @@ struct Grid {
     const char *kernel;
     Configuration configuration;
     const std::function<void()> *thread;
-    uint64_t number; /* of this launch */
+    size_t shared_limit; /* static and dynamic together */
+    uint64_t number;     /* of this launch */
     Counters *counters;
 };
 void run_block(const Grid &grid, uint3 block_index, uint64_t block_number);

@@ -8,7 +8,8 @@
 (launch.h says what these are). Lines stay where they are and a #line directive names the source, so messages of the
 compiler and the debugger point there. `#include "x.cuh"` of a file beside the source is replaced by that file, filtered
 too, once; other files beside it are included by their full path, for the output lies elsewhere. OUT.d gets a rule for
-make that names the files read. Comments and strings are never looked into: all searches run on a copy in which they are blank.
+make that names the files read. Comments and strings are never looked into: all searches run on a copy in which they are
+blank.
 """
 
 import os
@@ -126,14 +127,14 @@ def shared(text, blank, at):
     begin = SPECIFIERS.search(blank, max(0, at - 200), at).start()
     where = line_of(text, at)
     declaration = without_comments(text[begin:end]).replace('__shared__', ' ').strip()
-    dynamic = re.match(r'extern\b', declaration) is not None
-    declaration = re.sub(r'^(extern|static)\b', '', declaration).strip()
     alignment = None
     found = ALIGNMENT.search(declaration)
     if found:
         stop = closing(declaration, found.end() - 1)
         alignment = declaration[found.end():stop]
         declaration = (declaration[:found.start()] + declaration[stop + 1:]).strip()
+    dynamic = re.match(r'extern\b', declaration) is not None
+    declaration = re.sub(r'^(extern|static)\b', '', declaration).strip()
     parts = re.match(r'(?P<type>.*?[\s*>])(?P<name>\w+)\s*(?P<dimensions>(\[.*\])?)$', declaration)
     if not parts or re.search('[,=]', outside_brackets(declaration)):
         raise Error(f'{where}: one variable without initial value per __shared__ declaration, please')

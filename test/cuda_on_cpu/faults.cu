@@ -59,6 +59,11 @@ __global__ void large_shared()
     __shared__ volatile char large[100 << 10];
     large[0] = 1;
 }
+__global__ void static_and_dynamic()
+{
+    __shared__ volatile char some[40 << 10];
+    some[0] = 1;
+}
 __global__ void store(gmem<float> x, int i) { x.st(i, 1); }
 __global__ void load(gmem<float> x, int i)
 {
@@ -89,9 +94,11 @@ static bool end_in_kernel(const char *name, gmem<float> x, float *host)
     FAULT("two collectives") two_collectives<<<1, 32>>>(out);
     FAULT("lane not in mask") not_in_mask<<<1, 32>>>();
     FAULT("shared overrun") overrun_static<<<dim3(1, 3), 1>>>(33);
+    FAULT("shared underrun") overrun_static<<<1, 1>>>(-3 * 33 - 1);
     FAULT("dynamic shared overrun") overrun_dynamic<<<1, 1, 64>>>(-1);
     FAULT("no dynamic shared memory") overrun_dynamic<<<1, 1>>>(0);
     FAULT("static shared memory too large") large_shared<<<1, 1>>>();
+    FAULT("shared memory too large in all") static_and_dynamic<<<1, 1, 10 << 10>>>();
     FAULT("store out of bounds") store<<<1, 32>>>(x, 25);
     FAULT("load out of bounds") load<<<1, dim3(2, 2)>>>(x, -1);
     FAULT("pack out of bounds") load_four<<<1, 1>>>(x, 24);
