@@ -108,6 +108,7 @@ build "$out/test_mma" "$cxx" "${flags[@]}" -include cuda_on_cpu.h -Illmc -iquote
     $(paths $core convert mma)
 
 run "conversions" "$out/test_convert"
+dies "cvt.rs" "cvt.rs: .* is not emulated" "$out/test_convert" rs
 run "cuBLASLt: products" "$out/test_cublaslt" test/fixtures/nvfp4_matmul.bin
 run "cuBLASLt: rules" "$out/test_cublaslt_rules"
 for capability in 7.5 8.0 8.9 9.0 10.0 10.3 12.0; do

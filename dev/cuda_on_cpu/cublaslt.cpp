@@ -40,11 +40,13 @@ static Algo make_algo(int id, uint32_t types, uint64_t problem)
     return Algo{ALGO_MAGIC, id, k.tile, k.split_k, k.reduction, 0, 0, 0, 0, 0, types, problem};
 }
 
-/* The algorithms for a problem, at most `most`: the double has no idea of time and keeps its own order. */
+/* The algorithms for a problem, at most `most`: the double has no idea of time and keeps its own order. When there is none,
+ * the reason is that of the last one. */
 static int heuristic(const Problem &p, const Preference &preference, cublasLtMatmulHeuristicResult_t *results, int most)
 {
     int count = 0;
     uint32_t types = hash_types(p.desc.compute_type, p.desc.scale_type, p.a.type, p.b.type, p.c.type, p.d.type);
+    keep_quiet(true);
     for (int id = 0; id < KERNELS && count < most; id++) {
         Algo algo = make_algo(id, types, hash_problem(p));
         Kernel kernel;
@@ -57,7 +59,14 @@ static int heuristic(const Problem &p, const Preference &preference, cublasLtMat
         r.wavesCount = (float)(p.m * p.n) / ((float)kernel.tile_rows * (float)kernel.tile_cols);
         results[count++] = r;
     }
+    keep_quiet(false);
     return count;
+}
+
+static cublasStatus_t no_algorithm()
+{
+    std::string last = cuda_on_cpu::cublaslt_reason();
+    return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "no algorithm; the last one: %s", last.c_str());
 }
 
 extern "C" {
@@ -110,7 +119,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (wanted.search_mode != CUBLASLT_SEARCH_BEST_FIT)
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "search mode %u: not in the double", wanted.search_mode);
     *returned = heuristic(p, wanted, results, requested);
-    return *returned ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    return *returned ? CUBLAS_STATUS_SUCCESS : no_algorithm();
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t handle, cublasComputeType_t, cudaDataType_t, cudaDataType_t,
@@ -218,7 +227,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (!algo) {
         Preference preference;
         preference.workspace = workspace_bytes;
-        if (!heuristic(p, preference, &best, 1)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (!heuristic(p, preference, &best, 1)) return no_algorithm();
         algo = &best.algo;
     }
     uint64_t need = 0;

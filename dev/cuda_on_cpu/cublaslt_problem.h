@@ -108,6 +108,7 @@ cublasStatus_t give(const void *from, size_t size, void *to, size_t bytes, size_
 
 /* Notes the reason, prints it when CUDA_ON_CPU_VERBOSE=1; returns status. */
 __attribute__((format(printf, 2, 3))) cublasStatus_t refuse(cublasStatus_t status, const char *format, ...);
+void keep_quiet(bool yes); /* while an algorithm that does not fit is only one of several */
 
 bool is_fp8(uint32_t type);
 bool is_fp4(uint32_t type);
