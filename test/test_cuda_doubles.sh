@@ -37,6 +37,7 @@ bad() { # bad NAME: what the command said is in $scratch/log
 # ---- building: objects that are older than their source or a header are made again ----
 
 core="block device fiber launch memory settings shared stats stream"
+cublaslt="cublaslt cublaslt_descriptors cublaslt_rules cublaslt_compute"
 flags=(-std=c++17 -O2 -g -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -DCUDA_ON_CPU -Wall -Wextra -Werror
     -Idev/cuda_on_cpu -isystem "$cuda")
 read -ra more <<<"${DOUBLES_CXXFLAGS:-}" # e.g. sanitizers
@@ -91,13 +92,13 @@ dies() { # dies NAME MESSAGE COMMAND...: ends by itself, not with 0, and says so
 }
 
 # shellcheck disable=SC2086 # a list of names
-objects $core convert mma cublaslt cublaslt_rules cublaslt_compute
+objects $core convert mma $cublaslt
 # shellcheck disable=SC2046,SC2086
 build "$out/test_cublaslt" "$cxx" "${flags[@]}" test/cuda_on_cpu/test_cublaslt.cpp \
-    $(paths $core convert cublaslt cublaslt_rules cublaslt_compute)
+    $(paths $core convert $cublaslt)
 # shellcheck disable=SC2046,SC2086
 build "$out/test_cublaslt_rules" "$cxx" "${flags[@]}" test/cuda_on_cpu/test_cublaslt_rules.cpp \
-    $(paths $core convert cublaslt cublaslt_rules cublaslt_compute)
+    $(paths $core convert $cublaslt)
 # shellcheck disable=SC2046
 build "$out/test_convert" "$cxx" "${flags[@]}" test/cuda_on_cpu/test_convert.cpp $(paths convert)
 python3 dev/cuda_on_cpu/launch_filter.py test/cuda_on_cpu/test_mma.cu "$scratch/test_mma.cpp" >"$scratch/log" 2>&1 ||
@@ -107,6 +108,7 @@ build "$out/test_mma" "$cxx" "${flags[@]}" -include cuda_on_cpu.h -Illmc -iquote
     $(paths $core convert mma)
 
 run "conversions" "$out/test_convert"
+dies "cvt.rs" "cvt.rs: .* is not emulated" "$out/test_convert" rs
 run "cuBLASLt: products" "$out/test_cublaslt" test/fixtures/nvfp4_matmul.bin
 run "cuBLASLt: rules" "$out/test_cublaslt_rules"
 for capability in 7.5 8.0 8.9 9.0 10.0 10.3 12.0; do

@@ -1,8 +1,9 @@
-/* Inside the double of cuBLASLt: what its three files share.
+/* Inside the double of cuBLASLt: what its four files share.
  *
- *     cublaslt.cpp          the functions of cublasLt.h: descriptors, attributes, heuristic, algorithms, the call
- *     cublaslt_rules.cpp    what the documentation asks of a product; every refusal has the documented status and a reason
- *     cublaslt_compute.cpp  the product itself
+ *     cublaslt.cpp              the functions of cublasLt.h: handle, heuristic, algorithms, the call
+ *     cublaslt_descriptors.cpp  descriptors and their attributes, names of statuses
+ *     cublaslt_rules.cpp        what the documentation asks of a product; every refusal has a status and a reason
+ *     cublaslt_compute.cpp      the product itself
  *
  * The descriptors of cublasLt.h are opaque memory of a fixed size, which callers may put on their stack: the structs
  * here are what is in it. A Problem is a descriptor and four layouts that have passed the rules.
@@ -98,10 +99,16 @@ struct Call { /* a product to run: addresses are the device's */
     float alpha, beta;
 };
 
+/* ---- cublaslt_descriptors.cpp ---- */
+
+/* An attribute of `size` bytes to the caller's `bytes`, or, when those are 0, only its size. */
+cublasStatus_t give(const void *from, size_t size, void *to, size_t bytes, size_t *written);
+
 /* ---- cublaslt_rules.cpp ---- */
 
 /* Notes the reason, prints it when CUDA_ON_CPU_VERBOSE=1; returns status. */
 __attribute__((format(printf, 2, 3))) cublasStatus_t refuse(cublasStatus_t status, const char *format, ...);
+void keep_quiet(bool yes); /* while an algorithm that does not fit is only one of several */
 
 bool is_fp8(uint32_t type);
 bool is_fp4(uint32_t type);

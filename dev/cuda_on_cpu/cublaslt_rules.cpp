@@ -19,6 +19,7 @@ namespace cuda_on_cpu
 {
 
 static thread_local char reason[256];
+static thread_local bool quiet;
 const char *cublaslt_reason() { return reason; }
 
 namespace lt
@@ -31,9 +32,12 @@ cublasStatus_t refuse(cublasStatus_t status, const char *format, ...)
     vsnprintf(reason, sizeof reason, format, arguments);
     va_end(arguments);
     const char *verbose = getenv("CUDA_ON_CPU_VERBOSE");
-    if (verbose && strcmp(verbose, "1") == 0) fprintf(stderr, "cuBLASLt: status %d: %s\n", (int)status, reason);
+    if (!quiet && verbose && strcmp(verbose, "1") == 0)
+        fprintf(stderr, "cuBLASLt: status %d: %s\n", (int)status, reason);
     return status;
 }
+
+void keep_quiet(bool yes) { quiet = yes; }
 
 #define INVALID_IF(condition, ...)                                                                                     \
     if (condition) return refuse(CUBLAS_STATUS_INVALID_VALUE, __VA_ARGS__)

@@ -234,8 +234,9 @@ class Product
                 for (int64_t i = 0; i < s.m; i++) {
                     double size, expected = element(i, j, z, &size);
                     double error = fabs(decode(s.d, out, z * batch_d + j * ldd + i) - expected);
-                    worst = fmax(worst, error / (fabs(expected) * ulp(s.d) + size * (rounded ? 0.004 : 1e-6) +
-                                                 (ulp(s.d) > 0.01 ? 0.002 : 0)));
+                    double allowed = fabs(expected) * ulp(s.d) + size * (rounded ? 0.004 : 1e-6) +
+                                     (ulp(s.d) > 0.01 ? 0.002 : 0);
+                    worst = error == error ? fmax(worst, error / allowed) : INFINITY;
                 }
         return worst;
     }
