@@ -90,6 +90,7 @@ GPU_ARCH  ?= $(addprefix sm_,$(subst .,,$(firstword $(shell nvidia-smi --query-g
 GENCODE   = -arch=$(patsubst sm_120,sm_120f,$(patsubst sm_103,sm_103a,$(patsubst sm_100,sm_100a,$(GPU_ARCH))))
 FAT       := $(foreach a,80 90 100a 103a 120f,-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_120,code=compute_120
 NVFLAGS   := -std=c++17 -O3 -fmad=false -lineinfo -Xcompiler "-Wall -Wextra -Wno-unused-parameter" -Xptxas -v
+CUDA_TEST := $(if $(CUDA_H),train_gpt_nvfp4_cpu) # without the headers the tests of CUDA are skipped
 CUDA_SOURCES := $(wildcard llmc/cuda/*.cu)
 ifeq ($(origin CXX),default) # of the same maker as CC
 CXX       := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(subst gcc,g++,$(if $(findstring gcc,$(CC)),$(CC),gcc)))
@@ -167,7 +168,7 @@ $(BUILD)/nvcc/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(NVCC) $(NVFLAGS) $(GENCODE)' | cmp -s - $@ || echo '$(NVCC) $(NVFLAGS) $(GENCODE)' > $@
 
-train_gpt_nvfp4: $(if $(and $(wildcard $(NVCC)),$(GPU_ARCH)),$(BUILD)/nvcc/train_gpt_nvfp4.o $(NVCC_OBJECTS) $(LIB_OBJECTS)) ## build for the GPU found, or GPU_ARCH=sm_90
+train_gpt_nvfp4: $(if $(and $(wildcard $(NVCC)),$(GPU_ARCH)),$(BUILD)/nvcc/train_gpt_nvfp4.o $(NVCC_OBJECTS) $(LIB_OBJECTS),FORCE) ## build for the GPU found, or GPU_ARCH=sm_90
 	@[ -x "$(NVCC)" ] || { echo "train_gpt_nvfp4: no nvcc in $(CUDA_HOME)/bin: install the CUDA toolkit, or give CUDA_HOME="; exit 1; }
 	@[ -n "$(GPU_ARCH)" ] || { echo "train_gpt_nvfp4: no GPU found (nvidia-smi): give GPU_ARCH=sm_90, or make fat"; exit 1; }
 	@$(NVLINK)
@@ -212,7 +213,7 @@ $(CPU_CUDA)/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(CXX) $(CPU_CUDA_FLAGS)' | cmp -s - $@ || echo '$(CXX) $(CPU_CUDA_FLAGS)' > $@
 
-train_gpt_nvfp4_cpu: $(if $(CUDA_H),$(CPU_CUDA)/train_gpt_nvfp4.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)) ## build the CUDA program for a CPU; needs the CUDA headers
+train_gpt_nvfp4_cpu: $(if $(CUDA_H),$(CPU_CUDA)/train_gpt_nvfp4.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS),FORCE) ## build the CUDA program for a CPU; needs the CUDA headers
 	@[ -n "$(CUDA_H)" ] || { echo "$@: no CUDA headers in $(CUDA_HOME)/include: see dev/cuda_on_cpu/README.md, or give CUDA_HOME="; exit 1; }
 	@$(CXX) $(CXXFLAGS) $(LDFLAGS) -Wl,-Map=$(CPU_CUDA)/link.map $^ $(LDLIBS) -o $@
 
@@ -224,10 +225,10 @@ FORCE:
 
 tests: $(TESTS) $(RANKS_TESTS)
 
-test: train_gpt tests ## the everyday suite (CPU only, under 10 minutes)
+test: train_gpt tests $(CUDA_TEST) ## the everyday suite (CPU only, under 10 minutes)
 	@BUILD=$(BUILD) test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
 
-test-all: train_gpt tests ## the long suite (under 60 minutes)
+test-all: train_gpt tests $(CUDA_TEST) ## the long suite (under 60 minutes)
 	@BUILD=$(BUILD) LLMC_TEST_ALL=1 test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
 
 test-asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -3,9 +3,9 @@
  *     out [M, N] (+)= A B^T,  both summed over K, each stored with k contiguous ([M, K]) or not ([K, M])
  *
  * Row-major is column-major of the transpose, so cuBLASLt computes out^T [N, M] = B A^T; its first matrix is our second.
- * A plan (descriptors and the algorithm) is made once for every shape, layout and alignment and kept. The algorithm is the
- * heuristic's first, or the fastest of several where they were timed; none that adds in no fixed order (split-K in place) is admitted, so a plan's results are
- * deterministic.
+ * A plan (descriptors and the algorithm) is made once for every shape, layout and alignment and kept. The algorithm is
+ * the heuristic's first, or the fastest of several where they were timed. Of those that split K only such are admitted as
+ * add the parts in FP32 and in a fixed order, so a plan's results are deterministic.
  *
  * Floor 2.
  */
