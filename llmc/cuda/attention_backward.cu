@@ -15,7 +15,8 @@
  *     dQ        | Q, dO [own, HD] | K, V [32, HD]  | K, V  | lse, delta [own] |
  *
  * A warp owns 16 MF rows. dK and dV take HD MF registers a lane, so MF is 2 up to HD = 64 (48 KiB of shared memory) and
- * 1 above (64 KiB for HD = 128); dQ takes half as many, MF = 2 (96 KiB for HD = 128). Floor 2.
+ * 1 above (64 KiB for HD = 128); dQ takes half as many, MF = 2 (97 KiB for HD = 128, of 99 where a block may have least).
+ * Blocks with most work start first: early keys, late queries. Floor 2.
  */
 #include "attention.cuh"
 
@@ -29,9 +30,9 @@ enum { OTHER = 32, NF = OTHER / 8 };
 /* ---- delta: eight lanes a query and head, n elements a load; 2 HD elements read, 4 bytes written ---- */
 
 template <class T, int n>
-__global__ void delta_kernel(Matrix<float> delta, Matrix<const T> datt, Matrix<const T> att, int64_t count, Shape a)
+__global__ void delta_kernel(Matrix<float> delta, Matrix<const T> datt, Matrix<const T> att, unsigned count, Shape a)
 {
-    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 8, row = i / a.NH, h = i % a.NH;
+    unsigned i = blockIdx.x * (blockDim.x / 8) + threadIdx.x / 8, row = i / a.NH, h = i % a.NH;
     float sum = 0;
     if (i < count)
         for (int c = threadIdx.x % 8 * n; c < a.HD; c += 8 * n) {
@@ -155,7 +156,6 @@ __global__ void __launch_bounds__(THREADS, 2)
     int64_t key_row = (int64_t)b * a.Tk + key0, query_row = (int64_t)b * a.Tq;
     int begin = key0 > a.position0 ? (key0 - a.position0) / OTHER * OTHER : 0;
     int end = last_query_end(a, b, key0 + KEYS);
-
     int h = kv * a.group, h_end = begin < end ? h + a.group : h, t0 = begin;
 
     float dk_sum[MF][HD / 8][4] = {}, dv_sum[MF][HD / 8][4] = {};
@@ -268,9 +268,9 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 template <class T, int n> void launch_delta(Matrix<float> delta, Tensor datt, Tensor att, const Attention *a)
 {
-    int64_t count = a->B * a->Tq * a->NH;
-    delta_kernel<T, n><<<(unsigned)((count * 8 + 255) / 256), 256, 0, cuda.stream>>>(
-        delta, matrix<const T>(datt), matrix<const T>(att), count, shape_of(a));
+    unsigned count = (unsigned)(a->B * a->Tq * a->NH);
+    delta_kernel<T, n><<<(count + 31) / 32, 256, 0, cuda.stream>>>(delta, matrix<const T>(datt), matrix<const T>(att),
+                                                                   count, shape_of(a));
     cuda_check(cudaGetLastError(), "attention_backward");
 }
 
