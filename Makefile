@@ -97,7 +97,7 @@ CXX       := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(subst
 endif
 # cuda_on_cpu: objects in $(CPU_CUDA); optimised like the CPU backend, so that the program can be used.
 CPU_CUDA  := $(BUILD)/cuda_on_cpu
-CXXFLAGS  := -std=c++17 $(OPTIMIZE) -g -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -Wno-unknown-pragmas $(filter -fopenmp,$(CFLAGS)) $(EXTRA_CFLAGS)
+CXXFLAGS  := -std=c++17 $(OPTIMIZE) -g -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -Wno-unknown-pragmas -Wno-pass-failed $(filter -fopenmp,$(CFLAGS)) $(EXTRA_CFLAGS)
 CPU_CUDA_FLAGS = $(CXXFLAGS) -DCUDA_ON_CPU -Illmc -Idev/cuda_on_cpu -isystem $(CUDA_HOME)/include
 CPU_CUDA_LIBRARY := $(patsubst dev/cuda_on_cpu/%.cpp,$(CPU_CUDA)/%.o,$(filter-out $(if $(and $(MPI_H),$(NCCL_H)),,%/nccl.cpp %/nccl_run.cpp),$(wildcard dev/cuda_on_cpu/*.cpp)))
 CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/cuda/%.o,$(CUDA_SOURCES))

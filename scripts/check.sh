@@ -29,7 +29,7 @@ skip() { echo "skipped  $1: $2"; }
 
 sources=$(find llmc test -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | LC_ALL=C sort; ls train_gpt*.c train_gpt*.cu 2>/dev/null)
 c_files=$(grep '\.c$' <<<"$sources")
-host_files=$(grep '\.[ch]$' <<<"$sources")
+formatted="$sources $(find dev -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' | LC_ALL=C sort | tr '\n' ' ')"
 scripts=$(grep -lE '^#!.*\b(ba)?sh\b' scripts/* test/*.sh dev/*.sh .ci/run 2>/dev/null)
 
 build() { # everything but the link of train_gpt, which would replace the one in the repository
@@ -37,6 +37,19 @@ build() { # everything but the link of train_gpt, which would replace the one in
 }
 for compiler in gcc clang; do
     if command -v $compiler >/dev/null; then check "build with $compiler -Werror" build $compiler; else skip "$compiler" "not installed"; fi
+done
+
+build_cuda() { # the CUDA program and its tests for a CPU, linked into build/check
+    make -k -j "$jobs" "BUILD=build/check/$1" "CC=$1" EXTRA_CFLAGS=-Werror OPTIMIZE=-O1 "build/check/$1/cuda_on_cpu/cuda_ops" \
+        "build/check/$1/cuda_on_cpu/bench_cuda"
+}
+cuda_home=${CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")")}
+for compiler in gcc clang; do
+    if [ ! -f "$cuda_home/include/cublasLt.h" ]; then
+        skip "CUDA with $compiler" "no CUDA headers"
+    elif command -v $compiler >/dev/null; then
+        check "CUDA with $compiler -Werror" build_cuda $compiler
+    fi
 done
 
 check "floors" scripts/check_floors
@@ -59,7 +72,7 @@ for candidate in clang-format-14 clang-format; do
 done
 if [ -n "$format" ]; then
     # shellcheck disable=SC2086
-    check "clang-format 14" "$format" --dry-run -Werror $host_files
+    check "clang-format 14" "$format" --dry-run -Werror $formatted
 else
     skip clang-format "version 14 not installed"
 fi
@@ -76,14 +89,15 @@ open_ends() { ! grep -rnwE 'TO''DO|FIX''ME|XX''X' Makefile llmc test scripts dev
 check "no open ends" open_ends
 
 # Lines of code: what is left without comments and blank lines, so that explaining costs nothing.
-lines=$(grep -v '^test/' <<<"$sources" | tr '\n' '\0' | xargs -0 cat | awk '
+code_lines() { tr '\n' '\0' | xargs -0 cat | awk '
     { gsub(/\/\*[^*]*\*+([^\/*][^*]*\*+)*\//, "") }
     inside { if (!sub(/^.*\*\//, "")) next; inside = 0 }
     sub(/\/\*.*$/, "") { inside = 1 }
     { sub(/\/\/.*$/, "") }
     /[^ \t]/ { count++ }
-    END { print count }')
-check "the trainer has $lines lines of code, at most 15000" [ "$lines" -le 15000 ]
+    END { print count }'; }
+on_cpu=$(grep -vE '^test/|^llmc/cuda/|\.cu$' <<<"$sources" | code_lines) on_gpu=$(grep -vE '^test/|^llmc/cpu/|^train_gpt\.c$' <<<"$sources" | code_lines)
+check "lines of code: train_gpt $on_cpu, train_gpt_nvfp4 $on_gpu, at most 15000 each" [ "$on_cpu" -le 15000 -a "$on_gpu" -le 15000 ]
 
 if [ ${#failures[@]} -gt 0 ]; then
     printf 'check: failed:'

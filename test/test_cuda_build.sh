@@ -33,7 +33,7 @@ for arch in $archs; do
     nvcc_make $arch $(printf "$build/$arch/nvcc/%s.o " $objects)
     check "$arch: compiles" exits 0
     check "$arch: no warning" not grep -h 'warning' "$build/$arch"/nvcc/*.log
-    table $arch >"$scratch/table"
+    table "$arch" >"$scratch/table"
     check "$arch: kernels are listed" holds "$(wc -l <"$scratch/table") > 50"
     echo "measured $arch: $(wc -l <"$scratch/table") kernels, at most $(awk '{ print $(NF - 1) }' "$scratch/table" | sort -n | tail -n 1) registers"
     [ "$long" = 1 ] && sed 's/^/measured   /' "$scratch/table"

@@ -13,14 +13,12 @@ static void test_workspace(void)
     test_case("pieces of the workspace hold what is needed and do not overlap");
     for (int i = 0; i < 400; i++) {
         if (!harness_open(&run, HARNESS_ISAS[i % 4], 1 + i % 3)) continue;
-        Need n = {pick(&run, 1, 3000),
-                  pick(&run, 1, 600),
-                  pick(&run, 1, 900),
-                  pick(&run, 1, 5000),
-                  pick(&run, 1, 256),
-                  pick(&run, 1, 8),
-                  0,
-                  pick(&run, 1, 16)};
+        Need n = {.N = pick(&run, 1, 3000),
+                  .T = pick(&run, 1, 600),
+                  .cols = pick(&run, 1, 900),
+                  .V = pick(&run, 1, 5000),
+                  .head_dim = pick(&run, 1, 256),
+                  .group = pick(&run, 1, 8)};
         need(&run, n);
         float *partial_end = cpu.partial + ceil_div(n.N, SUM_ROWS) * 2 * n.cols;
         int32_t *sorted_end = cpu.sorted + round_up(n.V, 128) + 1 + n.N;

@@ -39,7 +39,7 @@ namespace attention
 {
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS, MAX_TILE_HEAD_DIM = 128;
-constexpr float LOG2E = 1.44269504f;
+[[maybe_unused]] constexpr float LOG2E = 1.44269504f;
 
 /* ---- arguments ---- */
 

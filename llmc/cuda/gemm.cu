@@ -135,8 +135,7 @@ static int candidates(const Plan *p, int most, cublasLtMatmulAlgo_t *algorithm)
     int count = 0, usable = 0;
     check(cublasLtMatmulPreferenceCreate(&preference), "preference");
     prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (uint64_t)WORKSPACE);
-    prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-           (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+    prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k->b_align);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k->a_align);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->out_align);
