@@ -1,16 +1,16 @@
 /* One block: threads that take turns on one OS thread, and where they meet.
  *
- * A thread runs until it must wait at a barrier or warp collective, or ends; then the next one that can run goes on, in
- * the order of CUDA_ON_CPU_ORDER: lanes of the same warp first, so that a warp gets as far as it can before the next
- * one. A thread that has not begun needs no stack of its own when another has just ended: it takes over that one's, so
- * kernels without barriers never switch stacks.
+ * A thread runs until it must wait at a barrier or warp collective, or ends; then the next one that can run goes on,
+ * in the order of CUDA_ON_CPU_ORDER: lanes of the same warp first, so that a warp gets as far as it can before the
+ * next one. A thread that has not begun needs no stack of its own when another has just ended: it takes over that
+ * one's, so kernels without barriers never switch stacks.
  *
- * A warp collective (a shuffle, a vote, an mma) is a meeting of the lanes of a mask. Each lane leaves its value and waits;
- * the last one to arrive lets all go on. The values stay until each of the lanes comes to its next collective, so lanes
- * that run ahead disturb none that is late; at most 32 meetings of a warp can be in use then, one a lane.
+ * A warp collective (a shuffle, a vote, an mma) is a meeting of the lanes of a mask. Each lane leaves its value and
+ * waits; the last one to arrive lets all go on. The values stay until each of the lanes comes to its next collective,
+ * so lanes that run ahead disturb none that is late; at most 32 meetings of a warp can be in use then, one a lane.
  *
- * Stricter than a GPU, as the CUDA guide asks: all threads of a block come to the same barrier in the source, and none may
- * have ended before it.
+ * Stricter than a GPU, as the CUDA guide asks: all threads of a block come to the same barrier in the source, and none
+ * may have ended before it.
  */
 #include "fiber.h"
 #include "internal.h"
@@ -102,18 +102,22 @@ std::string running_place()
     return place;
 }
 
+static bool waits(const Thread &t) { return t.waits_for && !(t.warp->ready >> t.lane & 1); }
+
+static bool wait_together(const Thread &t, const Thread &u)
+{
+    return waits(t) && waits(u) && !strcmp(t.waits_for, u.waits_for) && t.place.line == u.place.line &&
+           t.waits_for_lanes == u.waits_for_lanes;
+}
+
 /* Who waits where: threads with the same reason in one line. */
 static std::string waiting_threads(const Block &b)
 {
     std::string lines;
     for (unsigned first = 0, next; first < b.count; first = next) {
         const Thread &t = b.threads[first];
-        auto same = [&](const Thread &u) {
-            return t.waits_for && u.waits_for && !strcmp(t.waits_for, u.waits_for) && t.place.line == u.place.line &&
-                   t.waits_for_lanes == u.waits_for_lanes;
-        };
-        for (next = first + 1; next < b.count && same(b.threads[next]);) next++;
-        if (!t.waits_for) continue;
+        for (next = first + 1; next < b.count && wait_together(t, b.threads[next]);) next++;
+        if (!waits(t)) continue;
         char text[96];
         snprintf(text, sizeof text, "\n    threads %u to %u wait at ", first, next - 1);
         lines += text + std::string(t.waits_for) + place_text(t.place);
@@ -399,7 +403,7 @@ static void set_up(Block &b, const Grid &grid, uint64_t block_number)
     b.count = b.alive = dim.x * dim.y * dim.z;
     b.ready_warps = 0;
     b.barrier = Barrier{};
-    b.random.state = settings().order_seed + (grid.number << 40) + block_number;
+    b.random.state = Random{settings().order_seed}.next() + (grid.number << 40) + block_number;
     for (unsigned first = 0; first < b.count; first += LANES) {
         Warp &w = b.warps[first / LANES];
         unsigned lanes = b.count - first < LANES ? b.count - first : LANES;
@@ -436,7 +440,7 @@ void run_block(const Grid &grid, uint3 block_index, uint64_t block_number)
     running.block_dim = grid.configuration.block;
     running.grid_dim = grid.configuration.grid;
     set_up(b, grid, block_number);
-    b.shared.begin(grid.configuration.shared);
+    b.shared.begin(grid.configuration.shared, grid.shared_limit);
     go_on_with(b, b.home, take_from_next_warp(b, before_first()));
     running.thread = nullptr;
     b.shared.end();
@@ -458,6 +462,7 @@ void *dynamic_shared()
 
 void check_shared(const char *name, const void *at, size_t bytes, size_t alignment)
 {
+    if (!block) fail("%s outside of a kernel", name);
     if (!block->shared.holds(at, bytes)) fail("%s: %p is not in a shared variable of this block", name, at);
     if ((uintptr_t)at % alignment) fail("%s: %p is not a multiple of %zu", name, at, alignment);
 }

@@ -258,7 +258,7 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
     return picked;
 }
 
-/* ---- integers ---- */
+/* ---- products and extremes ---- */
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 inline int __mulhi(int a, int b) { return (int)((int64_t)a * b >> 32); }
@@ -278,6 +278,10 @@ inline long long min(long long a, long long b) { return a < b ? a : b; }
 inline long long max(long long a, long long b) { return a > b ? a : b; }
 inline unsigned long long min(unsigned long long a, unsigned long long b) { return a < b ? a : b; }
 inline unsigned long long max(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
+inline double min(double a, double b) { return fmin(a, b); }
+inline double max(double a, double b) { return fmax(a, b); }
 
 /* ---- arithmetic with a stated rounding ---- */
 

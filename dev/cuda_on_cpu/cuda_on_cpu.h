@@ -37,7 +37,8 @@ void *global_access(const void *device, size_t bytes, bool write);
 /* Warp collective: d [16, 8] += a [16, 16] b [16, 8], fragments as PTX's mma.m16n8k16 gives them to lanes. */
 void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]);
 
-/* Warp collective: four 8 x 8 matrices of 16-bit elements from shared memory; lane i names row i % 8 of matrix i / 8. */
+/* Warp collective: four 8 x 8 matrices of 16-bit elements from shared memory; lane i names row i % 8 of
+ * matrix i / 8. */
 void ldmatrix_x4(uint32_t r[4], const void *row, bool transposed);
 
 /* 16 bytes from device to shared memory, or zeros; they land at the wait that covers their group, not before. */

@@ -116,72 +116,36 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 {
     cudaDeviceProp p;
     if (cudaGetDeviceProperties(&p, device) != cudaSuccess) return cudaErrorInvalidDevice;
-    switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock:
-        *value = p.maxThreadsPerBlock;
-        break;
-    case cudaDevAttrMaxBlockDimX:
-        *value = p.maxThreadsDim[0];
-        break;
-    case cudaDevAttrMaxBlockDimY:
-        *value = p.maxThreadsDim[1];
-        break;
-    case cudaDevAttrMaxBlockDimZ:
-        *value = p.maxThreadsDim[2];
-        break;
-    case cudaDevAttrMaxGridDimX:
-        *value = p.maxGridSize[0];
-        break;
-    case cudaDevAttrMaxGridDimY:
-        *value = p.maxGridSize[1];
-        break;
-    case cudaDevAttrMaxGridDimZ:
-        *value = p.maxGridSize[2];
-        break;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-        *value = (int)p.sharedMemPerBlock;
-        break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = (int)p.sharedMemPerBlockOptin;
-        break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-        *value = (int)p.sharedMemPerMultiprocessor;
-        break;
-    case cudaDevAttrWarpSize:
-        *value = p.warpSize;
-        break;
-    case cudaDevAttrMultiProcessorCount:
-        *value = p.multiProcessorCount;
-        break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-        *value = p.maxThreadsPerMultiProcessor;
-        break;
-    case cudaDevAttrComputeCapabilityMajor:
-        *value = p.major;
-        break;
-    case cudaDevAttrComputeCapabilityMinor:
-        *value = p.minor;
-        break;
-    case cudaDevAttrL2CacheSize:
-        *value = p.l2CacheSize;
-        break;
-    case cudaDevAttrClockRate:
-        *value = 1000000;
-        break;
-    case cudaDevAttrMemoryClockRate:
-        *value = 1000000;
-        break;
-    case cudaDevAttrGlobalMemoryBusWidth:
-        *value = 1024;
-        break;
-    case cudaDevAttrMemoryPoolsSupported:
-        *value = 0;
-        break;
-    case cudaDevAttrCooperativeLaunch:
-        *value = 0;
-        break;
-    default:
-        return set_error(cudaErrorNotSupported);
+    const struct {
+        cudaDeviceAttr attribute;
+        int value;
+    } known[] = {
+        {cudaDevAttrMaxThreadsPerBlock, p.maxThreadsPerBlock},
+        {cudaDevAttrMaxBlockDimX, p.maxThreadsDim[0]},
+        {cudaDevAttrMaxBlockDimY, p.maxThreadsDim[1]},
+        {cudaDevAttrMaxBlockDimZ, p.maxThreadsDim[2]},
+        {cudaDevAttrMaxGridDimX, p.maxGridSize[0]},
+        {cudaDevAttrMaxGridDimY, p.maxGridSize[1]},
+        {cudaDevAttrMaxGridDimZ, p.maxGridSize[2]},
+        {cudaDevAttrMaxSharedMemoryPerBlock, (int)p.sharedMemPerBlock},
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, (int)p.sharedMemPerBlockOptin},
+        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, (int)p.sharedMemPerMultiprocessor},
+        {cudaDevAttrWarpSize, p.warpSize},
+        {cudaDevAttrMultiProcessorCount, p.multiProcessorCount},
+        {cudaDevAttrMaxThreadsPerMultiProcessor, p.maxThreadsPerMultiProcessor},
+        {cudaDevAttrComputeCapabilityMajor, p.major},
+        {cudaDevAttrComputeCapabilityMinor, p.minor},
+        {cudaDevAttrL2CacheSize, p.l2CacheSize},
+        {cudaDevAttrClockRate, 1000000},
+        {cudaDevAttrMemoryClockRate, 1000000},
+        {cudaDevAttrGlobalMemoryBusWidth, 1024},
+        {cudaDevAttrMemoryPoolsSupported, 0},
+        {cudaDevAttrCooperativeLaunch, 0},
+    };
+    for (const auto &k : known) {
+        if (k.attribute != attribute) continue;
+        *value = k.value;
+        return cudaSuccess;
     }
-    return cudaSuccess;
+    return set_error(cudaErrorNotSupported);
 }

@@ -2,7 +2,8 @@
  *
  * A fiber is a stack with an endless function on it. fiber_switch leaves one where it is and goes on with another; it
  * returns when somebody switches back. Fibers never change their OS thread. On x86-64 a switch saves the six registers
- * that a function must preserve; elsewhere, or with CUDA_ON_CPU_UCONTEXT defined, ucontext does it, slower. AddressSanitizer is told of every switch.
+ * that a function must preserve; elsewhere, or with CUDA_ON_CPU_UCONTEXT defined, ucontext does it, slower.
+ * AddressSanitizer is told of every switch.
  */
 #ifndef CUDA_ON_CPU_FIBER_H
 #define CUDA_ON_CPU_FIBER_H

@@ -9,7 +9,6 @@
  *   memory.cpp    device and pinned memory, copies               (device_memory)
  *   device.cpp    what the device says of itself; error codes
  *   stats.cpp     counters per kernel
- *   fault.cpp     explains faults of the host at device addresses
  */
 #ifndef CUDA_ON_CPU_INTERNAL_H
 #define CUDA_ON_CPU_INTERNAL_H
@@ -49,6 +48,9 @@ struct Settings {
 };
 const Settings &settings();
 
+void watch_faults();           /* from now on a fault at a device address or below a stack is explained */
+void watch_faults_of_thread(); /* also where this OS thread's stack is used up */
+
 struct Random { /* splitmix64: any seed will do, also consecutive ones */
     uint64_t state;
     uint64_t next()
@@ -78,8 +80,8 @@ class SharedMemory
     SharedMemory();
     ~SharedMemory();
     SharedMemory(const SharedMemory &) = delete;
-    void begin(size_t dynamic_bytes); /* a block begins: all bytes are 0xff */
-    void end();                       /* a block ends: what was written outside of variables is reported */
+    void begin(size_t dynamic_bytes, size_t limit); /* a block begins, with at most `limit` bytes: all are 0xff */
+    void end(); /* a block ends: what was written outside of variables is reported */
     void *address(const SharedVariable &variable);
     void *dynamic();
     bool holds(const void *at, size_t bytes) const; /* within one variable */
@@ -91,11 +93,11 @@ class SharedMemory
         size_t bytes;
     };
     char *arena, *next;
-    size_t static_bytes;
+    size_t static_bytes, limit;
     SharedVariable dynamic_variable;
     std::vector<Piece> pieces;
     char *place(const SharedVariable &variable);
-    [[noreturn]] void report(const Piece &piece, const char *byte) const;
+    [[noreturn]] void report(const char *byte) const;
 };
 
 /* ---- block.cpp ---- */
@@ -104,7 +106,8 @@ struct Grid {
     const char *kernel;
     Configuration configuration;
     const std::function<void()> *thread;
-    uint64_t number; /* of this launch */
+    size_t shared_limit; /* static and dynamic together */
+    uint64_t number;     /* of this launch */
     Counters *counters;
 };
 void run_block(const Grid &grid, uint3 block_index, uint64_t block_number);
@@ -127,11 +130,6 @@ bool is_device_address(const void *p);
 /* ---- device.cpp ---- */
 
 cudaError_t set_error(cudaError_t error); /* what cudaGetLastError will say, unless it is cudaSuccess; returns it */
-
-/* ---- fault.cpp ---- */
-
-void watch_faults();           /* from now on a fault at a device address or below a stack is explained */
-void watch_faults_of_thread(); /* also where this OS thread's stack is used up */
 
 } // namespace cuda_on_cpu
 

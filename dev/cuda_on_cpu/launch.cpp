@@ -16,8 +16,12 @@ namespace cuda_on_cpu
 
 enum : unsigned { MAX_BLOCK_X = 1024, MAX_BLOCK_Z = 64, MAX_BLOCK_THREADS = 1024, MAX_GRID_YZ = 65535 };
 
-struct SharedLimits { /* per kernel that cudaFuncSetAttribute was called for */
-    std::map<const void *, size_t> bytes;
+struct SharedLimit { /* bytes */
+    size_t dynamic, all;
+};
+
+struct SharedLimits { /* of kernels that cudaFuncSetAttribute was called for */
+    std::map<const void *, SharedLimit> by_kernel;
     std::mutex lock;
 };
 static SharedLimits &shared_limits()
@@ -26,11 +30,12 @@ static SharedLimits &shared_limits()
     return *limits;
 }
 
-static size_t shared_limit(const void *kernel)
+static SharedLimit shared_limit(const void *kernel)
 {
     std::lock_guard<std::mutex> guard(shared_limits().lock);
-    auto found = shared_limits().bytes.find(kernel);
-    return found == shared_limits().bytes.end() ? (size_t)STATIC_SHARED_BYTES : found->second;
+    auto found = shared_limits().by_kernel.find(kernel);
+    if (found == shared_limits().by_kernel.end()) return SharedLimit{STATIC_SHARED_BYTES, STATIC_SHARED_BYTES};
+    return found->second;
 }
 
 static bool within(dim3 d, unsigned x, unsigned y, unsigned z)
@@ -38,7 +43,7 @@ static bool within(dim3 d, unsigned x, unsigned y, unsigned z)
     return d.x >= 1 && d.y >= 1 && d.z >= 1 && d.x <= x && d.y <= y && d.z <= z;
 }
 
-static cudaError_t check(const char *kernel, const void *address, const Configuration &c)
+static cudaError_t check(const char *kernel, const Configuration &c, const SharedLimit &limit)
 {
     if (c.truncated) fail("kernel %s launched with a dimension that is not in 0 to 2^32 - 1", kernel);
     if (!within(c.block, MAX_BLOCK_X, MAX_BLOCK_X, MAX_BLOCK_Z) ||
@@ -54,10 +59,9 @@ static cudaError_t check(const char *kernel, const void *address, const Configur
                 kernel, c.grid.x, c.grid.y, c.grid.z);
         return cudaErrorInvalidConfiguration;
     }
-    size_t limit = shared_limit(address);
-    if (c.shared > limit) {
+    if (c.shared > limit.dynamic) {
         fprintf(stderr, "cuda_on_cpu: kernel %s refused: %zu bytes of dynamic shared memory, %zu allowed%s\n", kernel,
-                c.shared, limit, limit < MAX_SHARED_BYTES ? " (cudaFuncSetAttribute allows more)" : "");
+                c.shared, limit.dynamic, limit.all < MAX_SHARED_BYTES ? " (cudaFuncSetAttribute allows more)" : "");
         return cudaErrorInvalidValue;
     }
     return cudaSuccess;
@@ -68,7 +72,7 @@ static void error_was_asked_for()
     if (cudaPeekAtLastError() != cudaSuccess) fail("the program ends without cudaGetLastError after a refused launch");
 }
 
-/* Block `i` in the order of the settings; random: a walk through all residues by a stride that has no common divisor. */
+/* Block `i` in the order of the settings; random: a walk through all of them by a stride that shares no divisor. */
 static uint64_t nth_block(uint64_t i, uint64_t blocks, uint64_t launch_number)
 {
     if (settings().order == Order::forward) return i;
@@ -95,7 +99,8 @@ static void run_grid(const Grid &grid)
 void launch(const char *kernel, const void *address, const Configuration &configuration, std::function<void()> thread)
 {
     static std::atomic<uint64_t> launches{0};
-    cudaError_t error = check(kernel, address, configuration);
+    SharedLimit limit = shared_limit(address);
+    cudaError_t error = check(kernel, configuration, limit);
     if (error != cudaSuccess) {
         static const bool at_exit = atexit(error_was_asked_for) == 0;
         (void)at_exit;
@@ -105,7 +110,7 @@ void launch(const char *kernel, const void *address, const Configuration &config
     dim3 g = configuration.grid, b = configuration.block;
     Counters *counters = counters_of(kernel);
     count_launch(counters, (uint64_t)g.x * g.y * g.z * b.x * b.y * b.z);
-    Grid grid = {kernel, configuration, nullptr, launches++, counters};
+    Grid grid = {kernel, configuration, nullptr, limit.all, launches++, counters};
     enqueue(configuration.stream, [grid, thread = std::move(thread)]() mutable {
         grid.thread = &thread;
         run_grid(grid);
@@ -122,6 +127,6 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || (size_t)value > MAX_SHARED_BYTES)
         return set_error(cudaErrorInvalidValue);
     std::lock_guard<std::mutex> guard(shared_limits().lock);
-    shared_limits().bytes[kernel] = (size_t)value;
+    shared_limits().by_kernel[kernel] = SharedLimit{(size_t)value, MAX_SHARED_BYTES};
     return cudaSuccess;
 }

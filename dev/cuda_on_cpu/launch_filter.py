@@ -8,7 +8,8 @@
 (launch.h says what these are). Lines stay where they are and a #line directive names the source, so messages of the
 compiler and the debugger point there. `#include "x.cuh"` of a file beside the source is replaced by that file, filtered
 too, once; other files beside it are included by their full path, for the output lies elsewhere. OUT.d gets a rule for
-make that names the files read. Comments and strings are never looked into: all searches run on a copy in which they are blank.
+make that names the files read. Comments and strings are never looked into: all searches run on a copy in which they are
+blank.
 """
 
 import os
@@ -19,6 +20,7 @@ BLANK = re.compile(
     r'//(?:[^\n\\]|\\.|\\\n)*|/\*.*?\*/|R"(?P<end>[^(\s]*)\(.*?\)(?P=end)"|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)+\'',
     re.S)
 INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)"([^"\n]+)"', re.M)
+SPECIFIERS = re.compile(r'(?:\b(?:extern|static|const|volatile|(?:alignas|__align__)\s*\([^()]*\))\s*)*\Z')
 ALIGNMENT = re.compile(r'\b(?:alignas|__align__)\s*\(')
 
 
@@ -122,18 +124,17 @@ def shared(text, blank, at):
     A static variable that describes it is one per function and, in a template, per instance; so is the memory then.
     """
     end = blank.find(';', at)
-    begin = max(blank.rfind(c, 0, at) for c in ';{}') + 1
-    begin += len(blank[begin:at]) - len(blank[begin:at].lstrip())
+    begin = SPECIFIERS.search(blank, max(0, at - 200), at).start()
     where = line_of(text, at)
     declaration = without_comments(text[begin:end]).replace('__shared__', ' ').strip()
-    dynamic = re.match(r'extern\b', declaration) is not None
-    declaration = re.sub(r'^(extern|static)\b', '', declaration).strip()
     alignment = None
     found = ALIGNMENT.search(declaration)
     if found:
         stop = closing(declaration, found.end() - 1)
         alignment = declaration[found.end():stop]
         declaration = (declaration[:found.start()] + declaration[stop + 1:]).strip()
+    dynamic = re.match(r'extern\b', declaration) is not None
+    declaration = re.sub(r'^(extern|static)\b', '', declaration).strip()
     parts = re.match(r'(?P<type>.*?[\s*>])(?P<name>\w+)\s*(?P<dimensions>(\[.*\])?)$', declaration)
     if not parts or re.search('[,=]', outside_brackets(declaration)):
         raise Error(f'{where}: one variable without initial value per __shared__ declaration, please')

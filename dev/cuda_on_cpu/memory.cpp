@@ -1,8 +1,8 @@
 /* Device memory and pinned memory.
  *
- * Device addresses come from a large reservation that nobody may touch, so a host that follows one faults; the data live
- * elsewhere. Every allocation begins in a granule of addresses of its own, and a table with an entry per granule leads
- * from an address to its allocation without a search or a lock:
+ * Device addresses come from a large reservation that nobody may touch, so a host that follows one faults; the data
+ * live elsewhere. Every allocation begins in a granule of addresses of its own, and a table with an entry per granule
+ * leads from an address to its allocation without a search or a lock:
  *
  *     reservation  | granule 0     | granule 1     | granule 2     | ...
  *                    .[allocation A.............]...[B]...

@@ -1,6 +1,10 @@
-/* The environment variables of cuda_on_cpu, read once, and the messages that end a program. */
+/* The environment variables of cuda_on_cpu, read once, and the messages that end a program: those of fail(), and an
+ * explanation of a fault of the host. AddressSanitizer explains faults itself; then only the running thread is
+ * added. */
+#include "fiber.h"
 #include "internal.h"
 
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +13,8 @@
 
 namespace cuda_on_cpu
 {
+
+/* ---- the environment ---- */
 
 [[noreturn]] static void bad_setting(const char *name, const char *value, const char *expected)
 {
@@ -69,6 +75,8 @@ const Settings &settings()
     return s;
 }
 
+/* ---- messages ---- */
+
 void fail(const char *format, ...)
 {
     static std::mutex one_message; /* never given back: what other OS threads find is not printed as well */
@@ -85,5 +93,48 @@ void fail(const char *format, ...)
     fflush(stderr);
     abort();
 }
+
+/* ---- faults of the host: a device pointer followed, or a stack used up ---- */
+
+#ifdef CUDA_ON_CPU_ASAN
+void watch_faults() {}
+void watch_faults_of_thread() {}
+
+extern "C" void __asan_on_error()
+{
+    std::string place = running_place();
+    if (!place.empty()) fprintf(stderr, "cuda_on_cpu: in %s\n", place.c_str());
+}
+#else
+static void explain(int signal_number, siginfo_t *info, void *)
+{
+    const char *what = is_device_address(info->si_addr)   ? "a device pointer was followed as if it were the host's"
+                       : is_stack_overflow(info->si_addr) ? "a thread needs more stack than it has"
+                                                          : nullptr;
+    if (what) {
+        std::string place = running_place();
+        fprintf(stderr, "cuda_on_cpu: %s (fault at %p)%s%s\n", what, info->si_addr, place.empty() ? "" : "\n    in ",
+                place.c_str());
+    }
+    signal(signal_number, SIG_DFL); /* the faulting instruction runs again and ends the process */
+}
+
+void watch_faults()
+{
+    struct sigaction action = {}, before;
+    action.sa_sigaction = explain;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    if (sigaction(SIGSEGV, nullptr, &before) == 0 && before.sa_handler == SIG_DFL) sigaction(SIGSEGV, &action, nullptr);
+}
+
+void watch_faults_of_thread()
+{
+    static thread_local char memory[32 << 10];
+    stack_t stack = {};
+    stack.ss_sp = memory;
+    stack.ss_size = sizeof memory;
+    sigaltstack(&stack, nullptr);
+}
+#endif
 
 } // namespace cuda_on_cpu

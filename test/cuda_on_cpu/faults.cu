@@ -1,6 +1,6 @@
 /* Planted faults, one per run: faults NAME. Each ends the program with a message, or prints "wrong" where the order of
  * threads or streams that the environment asks for brings it to light, and "right" where it does not. */
-#include "check.h"
+#include "check.cuh"
 
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +23,13 @@ __global__ void barrier_and_shuffle(gmem<int> out)
     if (threadIdx.x == 5) __syncthreads();
     out.st(threadIdx.x, __shfl_xor_sync(0xffffffffu, (int)threadIdx.x, 1));
     if (threadIdx.x != 5) __syncthreads();
+}
+__global__ void barrier_without_end()
+{
+    if (threadIdx.x == 0)
+        __syncwarp();
+    else
+        __syncthreads();
 }
 __global__ void two_collectives(gmem<int> out)
 {
@@ -52,6 +59,11 @@ __global__ void large_shared()
     __shared__ volatile char large[100 << 10];
     large[0] = 1;
 }
+__global__ void static_and_dynamic()
+{
+    __shared__ volatile char some[40 << 10];
+    some[0] = 1;
+}
 __global__ void store(gmem<float> x, int i) { x.st(i, 1); }
 __global__ void load(gmem<float> x, int i)
 {
@@ -78,12 +90,15 @@ static bool end_in_kernel(const char *name, gmem<float> x, float *host)
     FAULT("thread ends before a barrier") some_at_barrier<<<2, 128>>>();
     FAULT("two barriers") two_barriers<<<2, 64>>>();
     FAULT("barrier and shuffle") barrier_and_shuffle<<<1, 64>>>(out);
+    FAULT("barrier without end") barrier_without_end<<<1, 32>>>();
     FAULT("two collectives") two_collectives<<<1, 32>>>(out);
     FAULT("lane not in mask") not_in_mask<<<1, 32>>>();
     FAULT("shared overrun") overrun_static<<<dim3(1, 3), 1>>>(33);
+    FAULT("shared underrun") overrun_static<<<1, 1>>>(-3 * 33 - 1);
     FAULT("dynamic shared overrun") overrun_dynamic<<<1, 1, 64>>>(-1);
     FAULT("no dynamic shared memory") overrun_dynamic<<<1, 1>>>(0);
     FAULT("static shared memory too large") large_shared<<<1, 1>>>();
+    FAULT("shared memory too large in all") static_and_dynamic<<<1, 1, 10 << 10>>>();
     FAULT("store out of bounds") store<<<1, 32>>>(x, 25);
     FAULT("load out of bounds") load<<<1, dim3(2, 2)>>>(x, -1);
     FAULT("pack out of bounds") load_four<<<1, 1>>>(x, 24);

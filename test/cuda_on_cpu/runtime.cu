@@ -1,6 +1,6 @@
-/* The runtime's functions: memory, copies, streams, events, errors, what the device says of itself. Everything that must be
- * ordered is, so the results are the same with shuffled streams. */
-#include "check.h"
+/* The runtime's functions: memory, copies, streams, events, errors, what the device says of itself. Everything that
+ * must be ordered is, so the results are the same with shuffled streams. */
+#include "check.cuh"
 
 #include <cmath>
 #include <cstring>
@@ -50,7 +50,9 @@ static void test_errors()
     CHECK(cudaFuncSetAttribute(shared_bytes, cudaFuncAttributeMaxDynamicSharedMemorySize, (227 << 10) + 1) !=
           cudaSuccess);
     refused(cudaErrorInvalidValue);
+#ifdef CUDA_ON_CPU
     CHECK(cuda_on_cpu::kernel_stats("shared_bytes").launches == 0);
+#endif
     CHECK(cudaSetDevice(0) == cudaSuccess && cudaSetDevice(1) == cudaErrorInvalidDevice);
     refused(cudaErrorInvalidDevice);
     CHECK(!strcmp(cudaGetErrorName(cudaErrorNotReady), "cudaErrorNotReady"));
