@@ -4,7 +4,8 @@
  * so a lane takes V neighbours of the lower half and the same V of the upper, and as many lanes as make a head form a
  * group that sums by shuffles. The angles of a lane's elements are the same for all heads, so they stay in registers.
  *
- *     HD = 64, BF16: V = 8, 4 lanes a head, 8 heads at once; odd shapes: V = 1, 32 lanes a head, up to 4 pairs a lane
+ *     HD = 64, BF16   forward V = 8, 4 lanes a head, 8 heads at once; backward V = 4, 8 lanes, 4 heads
+ *     odd shapes      V = 1, 32 lanes a head, up to 4 pairs a lane
  */
 #include "rows.cuh"
 
