@@ -6,6 +6,8 @@
 #   OPENMP=0          one thread
 #   MPI_DIR=DIR       an MPI in DIR/include and DIR/lib instead of what mpicc names
 #   MPI=0             one rank
+#   CUDA_HOME=DIR     a CUDA toolkit (or its headers) elsewhere than where nvcc is, or /usr/local/cuda
+#   GPU_ARCH=sm_90    for which GPU train_gpt_nvfp4 is built, instead of the one found
 COMMA := ,
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .SUFFIXES:
@@ -79,7 +81,28 @@ LIB_OBJECTS    := $(patsubst llmc/%.c,$(BUILD)/%.o,$(filter-out $(if $(MPI_H),,l
 TESTS          := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 RANKS_TESTS    := $(if $(MPI_H),$(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/ranks_*.c)))
 
-.PHONY: all test test-all test-asan bench check clean help tests skipped
+# CUDA: nvcc builds for a GPU; the toolkit's headers are enough to build the same sources for a CPU (dev/cuda_on_cpu).
+CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc))),/usr/local/cuda)
+NVCC      ?= $(CUDA_HOME)/bin/nvcc
+CUDA_H    := $(wildcard $(CUDA_HOME)/include/cublasLt.h)
+NCCL_H    := $(firstword $(wildcard $(CUDA_HOME)/include/nccl.h /usr/local/include/nccl.h /usr/include/nccl.h))
+GPU_ARCH  ?= $(addprefix sm_,$(subst .,,$(firstword $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))))
+GENCODE   = -arch=$(patsubst sm_120,sm_120f,$(patsubst sm_103,sm_103a,$(patsubst sm_100,sm_100a,$(GPU_ARCH))))
+FAT       := $(foreach a,80 90 100a 103a 120f,-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_120,code=compute_120
+NVFLAGS   := -std=c++17 -O3 -fmad=false -lineinfo -Xcompiler "-Wall -Wextra -Wno-unused-parameter" -Xptxas -v
+CUDA_TEST := $(if $(CUDA_H),train_gpt_nvfp4_cpu) # without the headers the tests of CUDA are skipped
+CUDA_SOURCES := $(wildcard llmc/cuda/*.cu)
+ifeq ($(origin CXX),default) # of the same maker as CC
+CXX       := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(subst gcc,g++,$(if $(findstring gcc,$(CC)),$(CC),gcc)))
+endif
+# cuda_on_cpu: objects in $(CPU_CUDA); optimised like the CPU backend, so that the program can be used.
+CPU_CUDA  := $(BUILD)/cuda_on_cpu
+CXXFLAGS  := -std=c++17 $(OPTIMIZE) -g -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -Wno-unknown-pragmas $(filter -fopenmp,$(CFLAGS)) $(EXTRA_CFLAGS)
+CPU_CUDA_FLAGS = $(CXXFLAGS) -DCUDA_ON_CPU -Illmc -Idev/cuda_on_cpu -isystem $(CUDA_HOME)/include
+CPU_CUDA_LIBRARY := $(patsubst dev/cuda_on_cpu/%.cpp,$(CPU_CUDA)/%.o,$(filter-out $(if $(and $(MPI_H),$(NCCL_H)),,%/nccl.cpp %/nccl_run.cpp),$(wildcard dev/cuda_on_cpu/*.cpp)))
+CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/cuda/%.o,$(CUDA_SOURCES))
+
+.PHONY: all test test-all test-asan bench check clean help tests skipped fat prebuilt
 all: train_gpt skipped ## build train_gpt
 
 skipped:
@@ -115,6 +138,85 @@ $(BUILD)/ablation/%: dev/ablation/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
 	@mkdir -p $(@D)
 	@$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP $< $(LIB_OBJECTS) $(CPU_OBJECTS) $(LDLIBS) -o $@
 
+# ---- for GPUs ----
+
+$(BUILD)/nvcc/%.o: llmc/cuda/%.cu $(BUILD)/nvcc/flags
+	@mkdir -p $(@D)
+	@$(NVCC) $(NVFLAGS) $(GENCODE) -Illmc -MMD -MP -c $< -o $@ 2>$(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
+	@grep -E 'warning' $(@:.o=.log) || :
+
+$(BUILD)/nvcc/train_gpt_nvfp4.o: train_gpt_nvfp4.cu $(BUILD)/nvcc/flags
+	@mkdir -p $(@D)
+	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
+
+# Tests and benchmarks of the device: build/nvcc/cuda_ops, build/nvcc/bench_cuda
+NVCC_OBJECTS := $(patsubst llmc/cuda/%.cu,$(BUILD)/nvcc/%.o,$(CUDA_SOURCES))
+NVLINK = $(NVCC) $(GENCODE) $(filter %.o,$^) -o $@ -lcublasLt $(filter -L%,$(LDFLAGS)) $(patsubst -Wl$(COMMA)%,-Xlinker %,$(filter -Wl%,$(LDFLAGS))) \
+         $(LDLIBS) $(if $(filter 1,$(OPENMP)),-lgomp)
+$(BUILD)/nvcc/cuda_ops: $(BUILD)/nvcc/cuda_ops.o $(NVCC_OBJECTS) $(LIB_OBJECTS) $(CPU_OBJECTS)
+	@$(NVLINK)
+$(BUILD)/nvcc/bench_cuda: $(BUILD)/nvcc/bench_cuda.o $(NVCC_OBJECTS) $(LIB_OBJECTS)
+	@$(NVLINK)
+$(BUILD)/nvcc/bench_cuda.o: dev/bench/bench_cuda.cu $(BUILD)/nvcc/flags
+	@mkdir -p $(@D)
+	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
+$(BUILD)/nvcc/cuda_ops.o: test/cuda_ops.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) -Itest $(CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/nvcc/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(NVCC) $(NVFLAGS) $(GENCODE)' | cmp -s - $@ || echo '$(NVCC) $(NVFLAGS) $(GENCODE)' > $@
+
+train_gpt_nvfp4: $(if $(and $(wildcard $(NVCC)),$(GPU_ARCH)),$(BUILD)/nvcc/train_gpt_nvfp4.o $(NVCC_OBJECTS) $(LIB_OBJECTS),FORCE) ## build for the GPU found, or GPU_ARCH=sm_90
+	@[ -x "$(NVCC)" ] || { echo "train_gpt_nvfp4: no nvcc in $(CUDA_HOME)/bin: install the CUDA toolkit, or give CUDA_HOME="; exit 1; }
+	@[ -n "$(GPU_ARCH)" ] || { echo "train_gpt_nvfp4: no GPU found (nvidia-smi): give GPU_ARCH=sm_90, or make fat"; exit 1; }
+	@$(NVLINK)
+
+fat: ## train_gpt_nvfp4 for sm_80, 90, 100a, 103a, 120f and newer
+	@$(MAKE) train_gpt_nvfp4 BUILD=$(BUILD)/fat GPU_ARCH=all GENCODE='$(FAT)'
+
+prebuilt: train_gpt train_gpt_nvfp4 $(BUILD)/nvcc/cuda_ops $(BUILD)/nvcc/bench_cuda ## what dev/gpu_check.sh runs, into build/prebuilt
+	@mkdir -p build/prebuilt
+	@cp $^ build/prebuilt
+
+# ---- the CUDA program on a CPU ----
+
+$(CPU_CUDA)/%.o: dev/cuda_on_cpu/%.cpp $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@$(CXX) $(CPU_CUDA_FLAGS) $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_FLAGS))) -MMD -MP -c $< -o $@
+
+$(CPU_CUDA)/cuda/%.o: llmc/cuda/%.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
+	@$(CXX) $(CPU_CUDA_FLAGS) -iquote $(<D) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+
+# The same two, on a CPU.
+$(CPU_CUDA)/cuda_ops: $(CPU_CUDA)/cuda_ops.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS) $(CPU_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(CPU_CUDA)/cuda_ops.o: test/cuda_ops.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) -Itest -DCUDA_ON_CPU $(CFLAGS) -MMD -MP -c $< -o $@
+$(CPU_CUDA)/bench_cuda: $(CPU_CUDA)/bench_cuda.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(CPU_CUDA)/bench_cuda.o: dev/bench/bench_cuda.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
+	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+
+$(CPU_CUDA)/train_gpt_nvfp4.o: train_gpt_nvfp4.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
+	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+
+$(CPU_CUDA)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CXX) $(CPU_CUDA_FLAGS)' | cmp -s - $@ || echo '$(CXX) $(CPU_CUDA_FLAGS)' > $@
+
+train_gpt_nvfp4_cpu: $(if $(CUDA_H),$(CPU_CUDA)/train_gpt_nvfp4.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS),FORCE) ## build the CUDA program for a CPU; needs the CUDA headers
+	@[ -n "$(CUDA_H)" ] || { echo "$@: no CUDA headers in $(CUDA_HOME)/include: see dev/cuda_on_cpu/README.md, or give CUDA_HOME="; exit 1; }
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) -Wl,-Map=$(CPU_CUDA)/link.map $^ $(LDLIBS) -o $@
+
 # A change of compiler or flags rebuilds everything.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
@@ -123,10 +225,10 @@ FORCE:
 
 tests: $(TESTS) $(RANKS_TESTS)
 
-test: train_gpt tests ## the everyday suite (CPU only, under 10 minutes)
+test: train_gpt tests $(CUDA_TEST) ## the everyday suite (CPU only, under 10 minutes)
 	@BUILD=$(BUILD) test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
 
-test-all: train_gpt tests ## the long suite (under 60 minutes)
+test-all: train_gpt tests $(CUDA_TEST) ## the long suite (under 60 minutes)
 	@BUILD=$(BUILD) LLMC_TEST_ALL=1 test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
 
 test-asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -139,9 +241,9 @@ check: ## warnings as errors, floors, cppcheck, clang-format 14
 	@scripts/check.sh
 
 clean: ## remove what was built (not build/deps, what scripts/setup.sh brought)
-	@rm -rf train_gpt $(filter-out build/deps,$(wildcard $(BUILD)/* build/*))
+	@rm -rf train_gpt train_gpt_nvfp4 train_gpt_nvfp4_cpu $(filter-out build/deps,$(wildcard $(BUILD)/* build/*))
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z_0-9-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' Makefile
 
 -include $(shell find $(BUILD) -path build/deps -prune -o -name '*.d' -print 2>/dev/null)

@@ -4,128 +4,43 @@
 #include "file.h"
 #include "hf.h"
 
-#include <ctype.h>
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-static const char *const FILES[] = {"model.safetensors", "optimizer.safetensors", "config.json", "state.json"};
 static const char HEADER[] = "header"; /* among the hashes of a file's tensors: that of its header */
-enum { FORMAT_VERSION = 1, NAME_BYTES = 16 + sizeof(((HfTensor *)0)->name) };
+enum { FORMAT_VERSION = 2 };
 
-/* ---- test hook ---- */
+/* ---- files and what is in them ---- */
 
-static void test_stop(const char *point)
+static char *file_path(const char *dir, const char *name) { return xformat("%s/%s", dir, name); }
+static char *model_file(const char *dir) { return file_path(dir, "model.safetensors"); }
+
+static char *optimizer_file(const char *dir, int64_t file, int64_t files)
 {
-    static int passed;
-    const char *asked = getenv("LLMC_TEST_STOP");
-    size_t length = strlen(point);
-    if (!asked || strncmp(asked, point, length) || (asked[length] && asked[length] != ':')) return;
-    if (asked[length] == ':' && passed++ < atoi(asked + length + 1)) return;
-    raise(SIGKILL);
+    if (files == 1) return file_path(dir, "optimizer.safetensors");
+    return xformat("%s/optimizer-%05" PRId64 "-of-%05" PRId64 ".safetensors", dir, file + 1, files);
 }
 
-/* ---- folders ---- */
+static const char *base_name(const char *path) { return strrchr(path, '/') + 1; }
 
-typedef struct {
-    int64_t *step; /* [count] owned, ascending */
-    int64_t count;
-} StepList;
-
-static int compare_steps(const void *a, const void *b)
+/* What file `file` of `files` holds of parameter i of the moments: one tensor of its rows, or nothing. */
+static int moment_tensor(const ParamTable *table, int i, ShardMember member, int64_t file, int64_t files, HfTensor *out)
 {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
+    const Param *p = &table->param[i];
+    int64_t row0, rows = zero_share(p, (int)file, (int)files, &row0);
+    if (!rows) return 0;
+    *out = (HfTensor){.row0 = row0, .rows = rows, .cols = p->cols, .rank = 2, .shape = {rows, p->cols}};
+    snprintf(out->name, sizeof out->name, "%s.%s", member == SHARD_M ? "m" : "v", p->name);
+    return 1;
 }
-
-/* Steps of the folders step_XXXXXXXX in a run; also sweeps *.tmp and *.old if asked. */
-static StepList list_steps(const char *run_dir, bool sweep)
-{
-    StepList list = {0};
-    char *folder = xformat("%s/checkpoints", run_dir);
-    DIR *dir = opendir(folder);
-    for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        char name[32], *end = entry->d_name + 5;
-        if (strncmp(entry->d_name, "step_", 5) || !isdigit((unsigned char)*end)) continue;
-        int64_t step = strtoll(entry->d_name + 5, &end, 10);
-        snprintf(name, sizeof name, "step_%08" PRId64, step);
-        if (strncmp(name, entry->d_name, (size_t)(end - entry->d_name)) || name[end - entry->d_name]) continue;
-        if (*end == 0) {
-            list.step = xrealloc(list.step, (size_t)(list.count + 1) * sizeof *list.step);
-            list.step[list.count++] = step;
-        } else if (sweep && (!strcmp(end, ".tmp") || !strcmp(end, ".old"))) {
-            char *path = xformat("%s/%s", folder, entry->d_name);
-            file_delete_folder(path, NULL);
-            free(path);
-        }
-    }
-    if (dir) closedir(dir);
-    if (list.count) qsort(list.step, (size_t)list.count, sizeof *list.step, compare_steps);
-    free(folder);
-    return list;
-}
-
-static char *step_folder(const char *run_dir, int64_t step, const char *suffix)
-{
-    return xformat("%s/checkpoints/step_%08" PRId64 "%s", run_dir, step, suffix);
-}
-
-/* step_X to step_X.old, which no longer looks like a checkpoint. */
-static int set_aside(const char *run_dir, int64_t step, Error *error)
-{
-    char *path = step_folder(run_dir, step, ""), *old = step_folder(run_dir, step, ".old");
-    int status = file_delete_folder(old, error);
-    if (!status && rename(path, old)) status = error_set(error, "%s: cannot rename: %s", path, strerror(errno));
-    free(path);
-    free(old);
-    return status;
-}
-
-static int delete_checkpoint(const char *run_dir, int64_t step, Error *error)
-{
-    char *old = step_folder(run_dir, step, ".old");
-    int status = set_aside(run_dir, step, error);
-    if (!status) test_stop("delete");
-    if (!status) status = file_delete_folder(old, error);
-    free(old);
-    return status;
-}
-
-int64_t checkpoint_count(const char *run_dir)
-{
-    StepList list = list_steps(run_dir, false);
-    free(list.step);
-    return list.count;
-}
-
-int checkpoint_delete_after(const char *run_dir, int64_t step, Error *error)
-{
-    StepList list = list_steps(run_dir, true);
-    int status = 0;
-    for (int64_t i = list.count - 1; i >= 0 && list.step[i] > step && !status; i--)
-        status = delete_checkpoint(run_dir, list.step[i], error);
-    free(list.step);
-    return status;
-}
-
-/* ---- writing ---- */
 
 static void add_hash(Json *object, const char *key, uint64_t hash)
 {
     char text[17];
     snprintf(text, sizeof text, "%016" PRIx64, hash);
     json_add_string(object, key, text);
-}
-
-static void tensor_name(char name[NAME_BYTES], const char *prefix, const HfTensor *t)
-{
-    snprintf(name, NAME_BYTES, "%.8s%.95s", prefix, t->name);
 }
 
 /* Of a .safetensors file's length and header: names, dtypes and shapes stand there and nowhere else. */
@@ -142,40 +57,181 @@ static int header_hash(const char *path, uint64_t *hash, Error *error)
     return whole ? 0 : error_set(error, "%s: not a safetensors file, or truncated", path);
 }
 
-/* One .safetensors file: a pass over the parameter table for each of `count` kinds of state (master; or m, v). */
-static int write_tensors(const char *path, const Model *model, const char *const prefix[], const ShardMember member[],
-                         int count, Json *hashes, Error *error)
+/* ---- writing ---- */
+
+/* The kinds of state in the model's file, and in a file of the optimizer. */
+static const ShardMember MASTER[] = {SHARD_MASTER}, MOMENTS[] = {SHARD_M, SHARD_V};
+
+/* Tensors of parameter i in a file that this rank writes, their rows counted from the first of *from. */
+static int written_tensors(const CheckpointWriter *w, int i, ShardMember member, HfTensor part[HF_PARTS], Tensor *from)
 {
-    StWriter *w = st_writer_new();
+    const Model *model = w->model;
+    const Comm *c = model->spec.sharding.comm;
+    *from = w->tensor[(int)member * model->table.count + i];
+    if (member == SHARD_MASTER) return hf_tensors(&model->spec.config, &model->table.param[i], part);
+    int parts = moment_tensor(&model->table, i, member, c->rank, c->ranks, part);
+    part[0].row0 = 0;
+    return parts;
+}
+
+/* One .safetensors file: a pass over the parameter table for each kind of state; hashes into `hashes`. */
+static int write_tensors(const CheckpointWriter *w, const char *path, const ShardMember *member, int count,
+                         Json *hashes, Error *error)
+{
+    StWriter *file = st_writer_new();
     int status = 0;
     for (int pass = 0; pass < 2 && !status; pass++) { /* declare all, then stream all */
-        if (pass == 1) status = st_writer_begin(w, path, error);
+        if (pass == 1) status = st_writer_begin(file, path, error);
         for (int k = 0; k < count; k++)
-            for (int i = 0; i < model->table.count && !status; i++) {
+            for (int i = 0; i < w->model->table.count && !status; i++) {
                 HfTensor part[HF_PARTS];
-                int parts = hf_tensors(&model->spec.config, &model->table.param[i], part);
-                Tensor whole = zero_whole(&model->zero, i, member[k]);
-                if (pass == 1) whole = zero_gather(&model->zero, i, member[k]);
+                Tensor from;
+                int parts = written_tensors(w, i, member[k], part, &from);
                 for (int p = 0; p < parts && !status; p++) {
                     uint64_t hash;
-                    char name[NAME_BYTES];
-                    tensor_name(name, prefix[k], &part[p]);
                     if (pass == 0) {
-                        st_writer_add(w, name, hf_dtype(whole.dtype), part[p].rank, part[p].shape);
+                        st_writer_add(file, part[p].name, hf_dtype(from.dtype), part[p].rank, part[p].shape);
                         continue;
                     }
-                    if (i == model->table.count / 2) test_stop("middle");
-                    status = hf_write(w, &part[p], whole, model->ops, &hash, error);
-                    if (!status) add_hash(hashes, name, hash);
+                    if (i == w->model->table.count / 2) checkpoint_test_stop("middle");
+                    status = hf_write(file, &part[p], from, w->ops, &hash, error);
+                    if (!status) add_hash(hashes, part[p].name, hash);
                 }
             }
     }
     uint64_t hash = 0;
-    if (!status) test_stop("sync");
-    if (!status) status = st_writer_end(w, error);
+    if (!status) checkpoint_test_stop("sync");
+    if (!status) status = st_writer_end(file, error);
     if (!status) status = header_hash(path, &hash, error);
     if (!status) add_hash(hashes, HEADER, hash);
-    st_writer_free(w);
+    st_writer_free(file);
+    return status;
+}
+
+/* This rank's files; in the background, a thread's body. */
+static void *write_files(void *writer)
+{
+    CheckpointWriter *w = writer;
+    const Comm *c = w->model->spec.sharding.comm;
+    char *folder = checkpoint_folder(w->run_dir, w->state.step, ".tmp");
+    char *model = model_file(folder), *optimizer = optimizer_file(folder, c->rank, c->ranks);
+    checkpoint_test_stop("open");
+    if (c->rank == 0)
+        w->status = write_tensors(w, model, MASTER, 1, json_add_object(w->hashes, base_name(model)), &w->error);
+    if (!w->status)
+        w->status = write_tensors(w, optimizer, MOMENTS, 2, json_add_object(w->hashes, base_name(optimizer)),
+                                  &w->error);
+    free(folder);
+    free(model);
+    free(optimizer);
+    __atomic_store_n(&w->written, true, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* ---- what is written: the run's own memory, or a copy in w->memory ---- */
+
+/* Next piece of the copy, or with no memory yet only its size; `from` NULL: another rank's. */
+static Tensor take_copy(CheckpointWriter *w, size_t *used, Tensor shape, const Tensor *from)
+{
+    Tensor copy = shape;
+    copy.data = w->memory ? w->memory + *used : NULL;
+    *used += (tensor_bytes(shape) + 63) / 64 * 64;
+    if (copy.data && from) w->model->ops->copy_out(copy.data, from->data, tensor_bytes(shape));
+    return copy;
+}
+
+/* Fills w->tensor; without memory for the copy only counts it. All ranks call it alike. Returns its bytes. */
+static size_t collect(CheckpointWriter *w, bool count_only)
+{
+    const Model *model = w->model;
+    const Zero *zero = &model->zero;
+    const Comm *c = model->spec.sharding.comm;
+    bool copy_masters = w->background || zero_sharded(zero);
+    size_t used = 0;
+    for (int i = 0; i < model->table.count; i++) {
+        Tensor whole = count_only ? zero_whole(zero, i) : zero_gather(zero, i), *t = &w->tensor[i];
+        *t = whole;
+        if (c->rank == 0 && copy_masters)
+            *t = take_copy(w, &used, tensor_rows(whole, 0, model->table.param[i].rows), count_only ? NULL : &whole);
+    }
+    for (int member = SHARD_M; member <= SHARD_V; member++)
+        for (int i = 0; i < model->table.count; i++) {
+            int64_t row0, rows = zero_share(&model->table.param[i], c->rank, c->ranks, &row0);
+            Tensor own = tensor_rows(zero_own(zero, i, (ShardMember)member), row0 - zero_slice(zero, i).row0, rows);
+            Tensor *t = &w->tensor[member * model->table.count + i];
+            *t = w->background ? take_copy(w, &used, own, count_only ? NULL : &own) : own;
+        }
+    w->ops = w->background ? NULL : model->ops;
+    return used;
+}
+
+size_t checkpoint_copy_bytes(const Model *model, bool background)
+{
+    CheckpointWriter w = {.model = model, .background = background};
+    w.tensor = xcalloc(3 * (size_t)model->table.count, sizeof *w.tensor);
+    size_t bytes = collect(&w, true);
+    free(w.tensor);
+    return bytes;
+}
+
+/* ---- from start to end: all ranks together ---- */
+
+static int failed_elsewhere(Error *error)
+{
+    error_set(error, "another rank cannot write its part");
+    return 1;
+}
+
+int checkpoint_start(CheckpointWriter *w, const char *run_dir, const Model *model, const RunState *state,
+                     const char *config, int64_t keep, bool background, Error *error)
+{
+    Comm *c = model->spec.sharding.comm;
+    int status = checkpoint_finish(w, error);
+    if (status) return status;
+    if (c->rank == 0) status = checkpoint_begin_folder(run_dir, state->step, error);
+    if (comm_any(c, status != 0)) return status ? status : failed_elsewhere(error);
+
+    char *memory = w->memory;
+    *w = (CheckpointWriter){.model = model, .state = *state, .keep = keep, .background = background, .memory = memory};
+    w->run_dir = xstrdup(run_dir);
+    w->config = xstrdup(config);
+    w->state.optimizer_files = c->ranks;
+    w->hashes = json_new_object();
+    w->tensor = xcalloc(3 * (size_t)model->table.count, sizeof *w->tensor);
+    if (!w->memory) w->memory = xmalloc(collect(w, true) + 1); /* kept: every checkpoint of a run needs as much */
+    collect(w, false);
+    w->in_thread = background && pthread_create(&w->thread, NULL, write_files, w) == 0;
+    if (!w->in_thread) write_files(w);
+    return background ? 0 : checkpoint_finish(w, error);
+}
+
+bool checkpoint_ready(const CheckpointWriter *w)
+{
+    return !w->run_dir || __atomic_load_n(&w->written, __ATOMIC_ACQUIRE);
+}
+
+/* Every rank's hashes in `all`, on every rank. */
+static int share_hashes(const CheckpointWriter *w, Json *all, Error *error)
+{
+    Comm *c = w->model->spec.sharding.comm;
+    int status = 0;
+    for (int rank = 0; rank < c->ranks; rank++) {
+        char *own = json_print(w->hashes, false), *text = own;
+        uint64_t bytes = strlen(own);
+        c->broadcast(c, &bytes, sizeof bytes, rank);
+        if (rank != c->rank) text = xmalloc(bytes);
+        c->broadcast(c, text, bytes, rank);
+        Json *object = json_parse(text, bytes, "hashes", error);
+        if (!object) status = -1;
+        for (const Json *file = json_first(object); file; file = json_next(file)) {
+            Json *copy = json_add_object(all, json_key(file));
+            for (const Json *hash = json_first(file); hash; hash = json_next(hash))
+                json_add_string(copy, json_key(hash), json_string(hash));
+        }
+        json_free(object);
+        if (text != own) free(text);
+        free(own);
+    }
     return status;
 }
 
@@ -192,6 +248,7 @@ static char *state_text(const RunState *state, Json *object, const char *config)
 {
     json_add_int(object, "format_version", FORMAT_VERSION);
     json_add_int(object, "step", state->step);
+    json_add_int(object, "optimizer_files", state->optimizer_files);
     json_add_int(object, "seed", (int64_t)state->seed);
     add_hash(object, "data_hash", state->data_hash);
     add_hash(object, "last_batch_hash", state->last_batch_hash);
@@ -206,88 +263,70 @@ static char *state_text(const RunState *state, Json *object, const char *config)
     return text;
 }
 
-static int write_files(const char *folder, const Model *model, const RunState *state, const char *config, Error *error)
+/* Rank 0, when all files of tensors are on the disk. */
+static int complete(const CheckpointWriter *w, Json *hashes, Error *error)
 {
-    static const char *const MODEL_PREFIX[] = {""}, *const OPTIMIZER_PREFIX[] = {"m.", "v."};
-    static const ShardMember MASTER[] = {SHARD_MASTER}, MOMENTS[] = {SHARD_M, SHARD_V};
-    char *path[4], *text = NULL;
-    Json *object = json_new_object();
-    for (int i = 0; i < 4; i++) path[i] = xformat("%s/%s", folder, FILES[i]);
-
-    test_stop("open");
-    int status = write_tensors(path[0], model, MODEL_PREFIX, MASTER, 1, json_add_object(object, FILES[0]), error);
-    if (!status)
-        status = write_tensors(path[1], model, OPTIMIZER_PREFIX, MOMENTS, 2, json_add_object(object, FILES[1]), error);
-    if (!status) status = file_write_text(path[2], config, error);
-    if (!status) text = state_text(state, object, config);
-    if (!status) status = file_write_text(path[3], text, error);
-    if (!status) status = file_sync_folder(folder, error);
-    for (int i = 0; i < 4; i++) free(path[i]);
+    char *folder = checkpoint_folder(w->run_dir, w->state.step, ".tmp"), *text = NULL;
+    char *config = file_path(folder, "config.json"), *state = file_path(folder, "state.json");
+    int status = file_write_text(config, w->config, error);
+    if (!status) text = state_text(&w->state, hashes, w->config);
+    if (!status) status = file_write_text(state, text, error);
+    if (!status) status = checkpoint_end_folder(w->run_dir, w->state.step, error);
+    free(folder);
+    free(config);
+    free(state);
     free(text);
-    json_free(object);
     return status;
 }
 
-void checkpoint_prune(const char *run_dir, int64_t newest, int64_t keep)
+static void forget(CheckpointWriter *w)
 {
-    StepList list = list_steps(run_dir, false);
-    int64_t older = 0;
-    Error error;
-    for (int64_t i = 0; i < list.count; i++) older += list.step[i] < newest;
-    for (int64_t i = 0; keep > 0 && i < older - (keep - 1); i++)
-        if (delete_checkpoint(run_dir, list.step[i], &error)) note("note: old checkpoint kept: %s", error.text);
-    free(list.step);
+    free(w->run_dir);
+    free(w->config);
+    free(w->tensor);
+    json_free(w->hashes);
+    *w = (CheckpointWriter){.memory = w->memory};
 }
 
-/* `folder` becomes `final`. A complete folder of the same step, from before a resume, is exchanged for it at once where
- * the system can, else set aside first. */
-static int put_in_place(const char *run_dir, int64_t step, const char *folder, const char *final, Error *error)
+int checkpoint_finish(CheckpointWriter *w, Error *error)
 {
-#ifdef RENAME_EXCHANGE
-    if (renameat2(AT_FDCWD, folder, AT_FDCWD, final, RENAME_EXCHANGE) == 0) return file_delete_folder(folder, error);
-#endif
-    if (access(final, F_OK) == 0 && set_aside(run_dir, step, error)) return -1;
-    return rename(folder, final) ? error_set(error, "%s: cannot rename: %s", folder, strerror(errno)) : 0;
+    if (!w->run_dir) return 0;
+    Comm *c = w->model->spec.sharding.comm;
+    if (w->in_thread) pthread_join(w->thread, NULL);
+    int status = w->status;
+    if (status) error_set(error, "%s", w->error.text);
+    bool failed = comm_any(c, status != 0);
+    if (!failed) {
+        Json *hashes = json_new_object();
+        status = share_hashes(w, hashes, error);
+        if (c->rank == 0 && !status) status = complete(w, hashes, error);
+        json_free(hashes);
+        failed = comm_any(c, status != 0);
+    }
+    if (c->rank == 0 && failed) {
+        char *folder = checkpoint_folder(w->run_dir, w->state.step, ".tmp");
+        file_delete_folder(folder, NULL);
+        free(folder);
+    }
+    if (c->rank == 0 && !failed) checkpoint_prune(w->run_dir, w->state.step, w->keep);
+    c->barrier(c);
+    if (failed && !status) status = failed_elsewhere(error);
+    forget(w);
+    return status;
 }
 
-/* What rank 0 gathers while it writes, in the same order. */
-static void help_writing(const Model *model)
+void checkpoint_close(CheckpointWriter *w)
 {
-    for (int i = 0; i < model->table.count; i++) zero_gather(&model->zero, i, SHARD_MASTER);
-    for (int i = 0; i < model->table.count; i++) zero_gather(&model->zero, i, SHARD_M);
-    for (int i = 0; i < model->table.count; i++) zero_gather(&model->zero, i, SHARD_V);
+    free(w->memory);
+    *w = (CheckpointWriter){0};
 }
 
 int checkpoint_write(const char *run_dir, const Model *model, const RunState *state, const char *config, int64_t keep,
                      Error *error)
 {
-    Comm *comm = model->spec.sharding.comm;
-    if (comm->rank > 0) {
-        help_writing(model);
-        comm->barrier(comm);
-        return 0;
-    }
-    char *parent = xformat("%s/checkpoints", run_dir), *final = step_folder(run_dir, state->step, "");
-    char *folder = step_folder(run_dir, state->step, ".tmp");
-    bool first = access(parent, F_OK) != 0;
-    int status = file_make_folder(parent, error);
-    if (!status && first) status = file_sync_folder(run_dir, error);
-    free(list_steps(run_dir, true).step);
-
-    if (!status) status = file_make_folder(folder, error);
-    if (!status) status = write_files(folder, model, state, config, error);
-    if (!status) test_stop("rename");
-    if (!status) status = put_in_place(run_dir, state->step, folder, final, error);
-    if (!status) status = file_sync_folder(parent, error);
-    if (!status) test_stop("renamed");
-    if (status)
-        file_delete_folder(folder, NULL);
-    else
-        checkpoint_prune(run_dir, state->step, keep);
-    if (!status) comm->barrier(comm);
-    free(parent);
-    free(final);
-    free(folder);
+    CheckpointWriter w = {0};
+    int status = checkpoint_start(&w, run_dir, model, state, config, keep, false, error);
+    checkpoint_close(&w);
     return status;
 }
 
@@ -319,6 +358,9 @@ static int read_state_fields(const Json *object, const char *path, RunState *sta
         !json_int(json_get(object, "step"), &state->step) || !json_int(json_get(object, "seed"), &seed))
         return error_set(error, "%s: not a checkpoint of this version (format_version %d)", path, FORMAT_VERSION);
     if (state->step < 0 || state->step > INT32_MAX) return error_set(error, "%s: impossible step", path);
+    if (!json_int(json_get(object, "optimizer_files"), &state->optimizer_files) || state->optimizer_files < 1 ||
+        state->optimizer_files > 1 << 20)
+        return error_set(error, "%s: impossible optimizer_files", path);
     state->seed = (uint64_t)seed;
     if (read_hash(object, "data_hash", path, &state->data_hash, error)) return -1;
     if (read_hash(object, "last_batch_hash", path, &state->last_batch_hash, error)) return -1;
@@ -329,20 +371,15 @@ static int read_state_fields(const Json *object, const char *path, RunState *sta
 
 static Json *read_state(const char *path, RunState *state, uint64_t *config_hash, Error *error)
 {
-    size_t bytes;
-    char *map = file_map(path, &bytes, error);
+    char *text = file_read_text(path, error);
     Json *object = NULL;
-    if (!map) return NULL;
-
-    char *text = xmalloc(bytes + 1); /* ends with a zero, as strcmp wants */
-    memcpy(text, map, bytes);
-    text[bytes] = 0;
+    if (!text) return NULL;
+    size_t bytes = strlen(text);
     if (!has_own_hash(text, bytes))
         error_set(error, "%s: damaged or cut short (its hash does not match)", path);
     else
         object = json_parse(text, bytes, path, error);
     free(text);
-    file_unmap(map, bytes);
     if (object && read_state_fields(object, path, state, config_hash, error)) {
         json_free(object);
         return NULL;
@@ -388,23 +425,37 @@ static Json *read_config(const char *path, uint64_t expected, Error *error)
 
 int checkpoint_verify(const char *dir, bool optimizer, RunState *state, Json **config, Error *error)
 {
-    char *path[4];
+    char *config_path = file_path(dir, "config.json"), *state_path = file_path(dir, "state.json");
     uint64_t config_hash = 0;
-    for (int i = 0; i < 4; i++) path[i] = xformat("%s/%s", dir, FILES[i]);
-    Json *object = read_state(path[3], state, &config_hash, error);
-    *config = object ? read_config(path[2], config_hash, error) : NULL;
+    Json *object = read_state(state_path, state, &config_hash, error);
+    *config = object ? read_config(config_path, config_hash, error) : NULL;
     int status = *config ? 0 : -1;
-    for (int i = 0; i < (optimizer ? 2 : 1) && !status; i++)
-        status = verify_tensors(path[i], json_get(object, FILES[i]), error);
+    for (int64_t i = -1; !status && i < (optimizer ? state->optimizer_files : 0); i++) {
+        char *path = i < 0 ? model_file(dir) : optimizer_file(dir, i, state->optimizer_files);
+        status = verify_tensors(path, json_get(object, base_name(path)), error);
+        free(path);
+    }
     if (status) json_free(*config);
     if (status) *config = NULL;
-    for (int i = 0; i < 4; i++) free(path[i]);
+    free(config_path);
+    free(state_path);
     json_free(object);
     return status;
 }
 
-/* The tensors of one kind of state; the file holds `kinds` of them and nothing else. */
-static int load_tensors(const char *path, Model *model, const char *prefix, ShardMember member, int kinds, Error *error)
+static int no_tensor(const char *path, const char *name, Error *error)
+{
+    return error_set(error, "%s: has no tensor %s; is it a checkpoint of this model?", path, name);
+}
+
+static int check_count(const char *path, const StFile *file, int64_t expected, Error *error)
+{
+    if (file->count == expected) return 0;
+    return error_set(error, "%s: has %" PRId64 " tensors, this model %" PRId64 "; is it a checkpoint of this model?",
+                     path, file->count, expected);
+}
+
+static int load_masters(const char *path, Model *model, Error *error)
 {
     StFile file;
     int status = 0;
@@ -414,49 +465,76 @@ static int load_tensors(const char *path, Model *model, const char *prefix, Shar
         HfTensor part[HF_PARTS];
         int parts = hf_tensors(&model->spec.config, &model->table.param[i], part);
         tensors += parts;
-        Tensor whole = zero_whole(&model->zero, i, member);
         for (int p = 0; p < parts && !status; p++) {
-            char name[NAME_BYTES];
-            tensor_name(name, prefix, &part[p]);
-            const StTensor *t = st_find(&file, name);
-            if (!t)
-                status = error_set(error, "%s: has no tensor %s; is it a checkpoint of this model?", path, name);
-            else if (hf_read(t, &part[p], whole, model->ops, error))
-                status = -1;
+            const StTensor *t = st_find(&file, part[p].name);
+            status = t ? hf_read(t, &part[p], zero_whole(&model->zero, i), model->ops, error)
+                       : no_tensor(path, part[p].name, error);
         }
-        if (!status) zero_take(&model->zero, i, member);
+        if (!status) zero_take(&model->zero, i);
     }
-    if (!status && file.count != tensors * kinds)
-        status = error_set(error,
-                           "%s: has %" PRId64 " tensors, this model %" PRId64 "; is it a checkpoint of this model?",
-                           path, file.count, tensors * kinds);
+    if (!status) status = check_count(path, &file, tensors, error);
     st_close(&file);
     return status;
 }
 
-int checkpoint_load(const char *dir, Model *model, bool optimizer, Error *error)
+/* Of the rows `at` that stand in t, those that are among own's, which begin with row0. */
+static int load_rows(const StTensor *t, HfTensor at, Tensor own, int64_t row0, const Ops *ops, Error *error)
 {
-    char *weights = xformat("%s/%s", dir, FILES[0]), *moments = xformat("%s/%s", dir, FILES[1]);
-    int status = load_tensors(weights, model, "", SHARD_MASTER, 1, error);
-    if (!status && optimizer) status = load_tensors(moments, model, "m.", SHARD_M, 2, error);
-    if (!status && optimizer) status = load_tensors(moments, model, "v.", SHARD_V, 2, error);
-    free(weights);
-    free(moments);
+    int64_t first = max_i64(at.row0, row0), end = min_i64(at.row0 + at.rows, row0 + own.rows);
+    bool fits = t->rank == 2 && t->shape[0] == at.rows && t->shape[1] == at.cols;
+    if (fits && first >= end) return 0;
+    StTensor part = *t;
+    if (fits) {
+        part.data = (const char *)t->data + (size_t)((first - at.row0) * at.cols) * st_dtype_bytes(t->dtype);
+        part.shape[0] = at.shape[0] = end - first;
+        at.row0 = first - row0;
+    }
+    return hf_read(&part, &at, own, ops, error); /* which says what does not fit */
+}
+
+/* File `file` of `files`: this rank's rows of m and v that are in it. */
+static int load_moments(const char *path, Model *model, int64_t file, int64_t files, Error *error)
+{
+    StFile st;
+    int status = 0;
+    int64_t tensors = 0;
+    if (st_open(&st, path, error)) return -1;
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < model->table.count && !status; i++) {
+            HfTensor at;
+            if (!moment_tensor(&model->table, i, MOMENTS[k], file, files, &at)) continue;
+            ParamSlice slice = zero_slice(&model->zero, i);
+            const StTensor *t = st_find(&st, at.name);
+            tensors++;
+            status = t ? load_rows(t, at, MOMENTS[k] == SHARD_M ? slice.m : slice.v, slice.row0, model->ops, error)
+                       : no_tensor(path, at.name, error);
+        }
+    if (!status) status = check_count(path, &st, tensors, error);
+    st_close(&st);
+    return status;
+}
+
+int checkpoint_load(const char *dir, Model *model, int64_t optimizer_files, Error *error)
+{
+    char *path = model_file(dir);
+    int status = load_masters(path, model, error);
+    free(path);
+    for (int64_t i = 0; i < optimizer_files && !status; i++) {
+        path = optimizer_file(dir, i, optimizer_files);
+        status = load_moments(path, model, i, optimizer_files, error);
+        free(path);
+    }
     return status;
 }
 
 int checkpoint_newest(const char *run_dir, char **dir, RunState *state, Json **config)
 {
-    StepList list = list_steps(run_dir, false);
-    int found = 0;
-    for (int64_t i = list.count - 1; i >= 0 && !found; i--) {
+    for (int64_t step = checkpoint_before(run_dir, INT64_MAX); step >= 0; step = checkpoint_before(run_dir, step)) {
         Error error;
-        *dir = step_folder(run_dir, list.step[i], "");
-        found = checkpoint_verify(*dir, true, state, config, &error) == 0;
-        if (found) break;
+        *dir = checkpoint_folder(run_dir, step, "");
+        if (checkpoint_verify(*dir, true, state, config, &error) == 0) return 1;
         note("skipped %s: %s", *dir, error.text);
         free(*dir);
     }
-    free(list.step);
-    return found;
+    return 0;
 }

@@ -2,6 +2,8 @@
 #include "comm.h"
 
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /* ---- who owns what ---- */
@@ -94,6 +96,18 @@ uint64_t comm_sum_u64(Comm *c, uint64_t value)
 }
 
 bool comm_any(Comm *c, bool flag) { return comm_sum_u64(c, flag) > 0; }
+
+void comm_await_end(Comm *c, const char *format, ...)
+{
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    warn("%s", text);
+    c->barrier(c);
+    die("no rank has ended the job; this is a bug");
+}
 
 void comm_check_equal(Comm *c, const char *what, uint64_t hash)
 {

@@ -122,6 +122,10 @@ void comm_mpi_open(Comm *c); /* only in a build with MPI */
 uint64_t comm_sum_u64(Comm *c, uint64_t value);
 bool comm_any(Comm *c, bool flag);
 
+/* For a rank that finds the run at its end for a reason that another rank tells, ending the job: says what it knows, as
+ * "rank 3 on node7: ...", and waits for that. */
+LLMC_NORETURN void comm_await_end(Comm *c, const char *format, ...) LLMC_PRINTF(2, 3);
+
 /* Dies on every rank whose hash is not rank 0's: "rank 3 on node7: another <what> than rank 0 ...". */
 void comm_check_equal(Comm *c, const char *what, uint64_t hash);
 

@@ -222,7 +222,7 @@ static void wait_for(const Comm *c, Exchange *e)
                 "there",
                 (long long)c->step, e->name, waiting_for(c, e), c->hang_timeout_s);
         if (!told && still > 0.1 && c->stopping && c->stopping()) { /* a launcher kills a second or so later */
-            note("%sstep %lld, %s: told to stop while waiting for rank %s", mpi.prefix, (long long)c->step, e->name,
+            warn("step %lld, %s: told to stop while waiting for rank %s", (long long)c->step, e->name,
                  waiting_for(c, e));
             told = true;
         }

@@ -41,7 +41,7 @@ static void open_checkpoint(Model *model, const Options *options, const Machine 
     spec.micro_steps = 1;
     spec.recompute = RECOMPUTE_NONE;
     if (model_open(model, &spec, machine->ops, &error)) die("checkpoint %s: %s", options->checkpoint, error.text);
-    if (checkpoint_load(options->checkpoint, model, false, &error)) die("checkpoint: %s", error.text);
+    if (checkpoint_load(options->checkpoint, model, 0, &error)) die("checkpoint: %s", error.text);
     gpt_enter_step(&model->gpt, (uint32_t)state.step);
     json_free(config);
     options_free(&saved);
@@ -133,7 +133,7 @@ int command_plan(const Options *options, const Machine *machine)
     printf("%s on %s, %d threads\n\n", arch_name(spec.config.arch), machine->ops->name, machine->threads);
     plan_print_precision(&model, options->recipe.precision == PRECISION_AUTO, reason);
     printf("\n");
-    plan_print(&model, spec.micro_steps * spec.B * spec.config.T * counting.ranks);
+    plan_print(&model, spec.micro_steps * spec.B * spec.config.T * counting.ranks, options->checkpoint_async);
     model_close(&model);
     return 0;
 }

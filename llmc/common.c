@@ -15,10 +15,10 @@ static const char *die_prefix;
 void die_set_hook(void (*hook)(int code)) { die_hook = hook; }
 void die_set_prefix(const char *prefix) { die_prefix = prefix; }
 
-static void report(const char *format, va_list arguments)
+static void report(const char *kind, const char *format, va_list arguments)
 {
     char line[4096]; /* one write, so that the lines of many ranks stay whole */
-    snprintf(line, sizeof line / 2, "error: %s", die_prefix ? die_prefix : "");
+    snprintf(line, sizeof line / 2, "%s%s", kind, die_prefix ? die_prefix : "");
     size_t start = strlen(line);
     vsnprintf(line + start, sizeof line - start - 1, format, arguments);
     strcat(line, "\n");
@@ -36,7 +36,7 @@ void die(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    report(format, arguments);
+    report("error: ", format, arguments);
     va_end(arguments);
     end_process(EXIT_RUNTIME);
 }
@@ -45,7 +45,7 @@ void die_usage(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    report(format, arguments);
+    report("error: ", format, arguments);
     va_end(arguments);
     end_process(EXIT_USAGE);
 }
@@ -204,4 +204,12 @@ void note(const char *format, ...)
     vfprintf(stderr, format, arguments);
     va_end(arguments);
     fputc('\n', stderr);
+}
+
+void warn(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    report("", format, arguments);
+    va_end(arguments);
 }

@@ -69,6 +69,8 @@ void progress(const char *what, int64_t done, int64_t total);
 /* Notes for a person, to stderr; results go to stdout. note_off: of many ranks one speaks. */
 void note_off(void);
 void note(const char *format, ...) LLMC_PRINTF(1, 2);
+/* One that every rank says, after its prefix. */
+void warn(const char *format, ...) LLMC_PRINTF(1, 2);
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -37,6 +37,18 @@ void file_unmap(void *map, size_t bytes)
     if (map) munmap(map, bytes);
 }
 
+char *file_read_text(const char *path, Error *error)
+{
+    size_t bytes;
+    char *map = file_map(path, &bytes, error);
+    if (!map) return NULL;
+    char *text = xmalloc(bytes + 1);
+    memcpy(text, map, bytes);
+    text[bytes] = 0;
+    file_unmap(map, bytes);
+    return text;
+}
+
 static int write_failed(const char *path, Error *error)
 {
     bool full = errno == ENOSPC || errno == EFBIG || errno == EDQUOT;

@@ -13,6 +13,9 @@
 
 C_BEGIN
 
+/* A whole text, ending with a zero, owned by the caller; or NULL. */
+char *file_read_text(const char *path, Error *error);
+
 /* The whole file, read-only, page by page on demand; *bytes > 0. NULL when it is missing, empty or not a regular file.
  * Owned by the caller, released by file_unmap. */
 void *file_map(const char *path, size_t *bytes, Error *error);

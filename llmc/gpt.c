@@ -386,6 +386,16 @@ void gpt_free(GPT *gpt)
     *gpt = (GPT){0};
 }
 
+void gpt_tune(const GPT *gpt)
+{
+    for (int64_t l = 0; l < gpt->config->L; l++) {
+        const Block *b = &gpt->block[l];
+        const Linear *layer[] = {&b->qkv, &b->o, &b->up, &b->down};
+        for (int i = 0; i < 4; i++) gpt->ops->tune(layer[i], gpt->acts.N);
+    }
+    gpt->ops->tune(&gpt->head, gpt->acts.chunk);
+}
+
 void gpt_tie_head(GPT *gpt)
 {
     Linear *head = &gpt->head;
@@ -445,8 +455,13 @@ ParamPlace gpt_place(GPT *gpt, const Param *p)
 Need gpt_need(const GPTConfig *c, const Shape *shape)
 {
     int64_t cols = max_i64(config_qkv_cols(c), max_i64(config_up_cols(c), c->C));
-    return (Need){
-        .N = shape->B * shape->T, .T = c->T, .cols = cols, .V = c->V, .head_dim = c->HD, .group = c->NH / c->NKV};
+    return (Need){.N = shape->B * shape->T,
+                  .T = c->T,
+                  .cols = cols,
+                  .V = c->V,
+                  .head_dim = c->HD,
+                  .heads = c->NH,
+                  .group = c->NH / c->NKV};
 }
 
 /* ---- the layout of activations: which buffer lives from where to where ----

@@ -111,7 +111,8 @@ typedef struct {          /* where a parameter and its gradient live in the mode
     Tensor *value, *grad; /* a vector, wte or wpe */
 } ParamPlace;
 ParamPlace gpt_place(GPT *gpt, const Param *param);
-void gpt_tie_head(GPT *gpt); /* tied models: the head reads wte and adds to dwte, both bound before */
+void gpt_tune(const GPT *gpt); /* ops->tune for every linear layer as it is trained */
+void gpt_tie_head(GPT *gpt);   /* tied models: the head reads wte and adds to dwte, both bound before */
 
 void gpt_set_shape(GPT *gpt,
                    const Shape *shape); /* lays the activations out anew; nothing in them survives but caches */

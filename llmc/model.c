@@ -26,6 +26,7 @@ static void widen_need(Need *need, Need other)
     need->V = max_i64(need->V, other.V);
     need->head_dim = max_i64(need->head_dim, other.head_dim);
     need->group = max_i64(need->group, other.group);
+    need->heads = max_i64(need->heads, other.heads);
 }
 
 static void place_shadow(Model *model)
@@ -66,7 +67,7 @@ static void lay_out(Model *model)
     if (s->document_mask) model->first_key = arena_take(arena, tokens * (size_t)s->micro_steps);
     model->loss = arena_take(arena, sizeof *model->loss);
 
-    model->need = (Need){0};
+    model->need = (Need){.fast_sums = s->sharding.order == REDUCE_FAST};
     if (s->B) widen_need(&model->need, gpt_need(&s->config, &batch));
     if (s->generate) widen_need(&model->need, gpt_need(&s->config, &generate));
     if (recipe_quantizes(&model->recipe))

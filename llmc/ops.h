@@ -1,4 +1,4 @@
-/* The operations: the one interface between the transformer (gpt.c) and a machine (cpu/, later cuda/).
+/* The operations: the one interface between the transformer (gpt.c) and a machine (cpu/, cuda/).
  *
  * An op is as coarse as the best GPU kernel. Wherever a result is read only as the input of a matrix product, the op
  * writes that operand (operand_from_*), so the normalised, activated or differentiated BF16 matrix exists only where
@@ -7,7 +7,7 @@
  * Rules for all entries
  *   Memory   No op allocates. Tensors come from the arena; so does the backend's workspace, given once.
  *   Order    Ops run in the order of the calls, as if each had finished before the next began: a CPU does just that, a
- *            GPU issues to its one compute stream and the host runs ahead. No op waits for the device but `copy_out`.
+ *            GPU issues to its one compute stream and the host runs ahead. Only `copy_out` and `result_collect` wait for it.
  *   Errors   A wrong shape or format is a bug: die with the op's name. NaN/Inf is data, not an error: adamw changes
  *            nothing when the step's result was not finite.
  *   Random   begin_step gives seed and step, begin_micro_step the first global token row; layer and role are in the
@@ -45,8 +45,9 @@ typedef struct {  /* from which a backend computes its workspace; the largest of
     int64_t N, T; /* tokens of a micro-batch, keys of a sequence */
     int64_t cols; /* widest row that is summed over tokens: bias and gain gradients */
     int64_t V;    /* vocabulary, unpadded */
-    int64_t head_dim, group; /* group = query heads per key head */
-    int64_t weight_rows;     /* most rows of a quantized weight; 0: nothing is quantized */
+    int64_t head_dim, heads, group; /* group = query heads per key head */
+    int64_t weight_rows;            /* most rows of a quantized weight; 0: nothing is quantized */
+    bool fast_sums; /* gradients may be added within a product, without a rounding of their own before */
 } Need;
 
 enum { OPS_MAX_HEAD_DIM = 256 }; /* what attention and RoPE have room for */
@@ -103,6 +104,7 @@ enum { WEIGHT_PIECES = 4 };
 typedef struct {
     const char *name; /* "cpu amx", ... */
     bool native_fp4;  /* NVFP4 products run in hardware */
+    int result_lag;   /* steps that the host may run ahead of their results: 0 on a CPU, 1 on a GPU */
 
     /* -- memory and run state -- */
     void *(*alloc)(size_t bytes); /* zeroed; once per run: the arena; dies when there is not so much */
@@ -116,7 +118,17 @@ typedef struct {
     double (*peak_flops)(DType dtype); /* FLOP/s that matrix products could reach: measured once, or the data sheet's */
     void (*begin_step)(const Step *step);
     void (*begin_micro_step)(int64_t row0); /* global row of this micro-batch's first token: (m R + r) N */
+    /* The result of a step that was issued, without waiting at once: post sends it, collect waits for the oldest that
+     * was posted and not collected; at most two. */
+    void (*result_post)(const StepResult *result);
+    void (*result_collect)(StepResult *host);
     void (*product_counts)(ProductCounts *counts);
+    /* Choices of algorithms by timing, all NULL where there are none to make. tune times candidates for a layer's three
+     * products with N rows; choices are all made so far, as text, owned by the caller; choices_set takes such a text: 0, or
+     * -1 with the reason when it is of another library or device. */
+    void (*tune)(const Linear *w, int64_t N);
+    char *(*choices)(void);
+    int (*choices_set)(const char *text, Error *error);
     /* From now on every quantization adds to stats[layer * OPERAND_ROLES + role - ROLE_OPERAND] (host memory, the
      * caller's); NULL: no longer. Slow; changes no result. */
     void (*measure)(QuantStats *stats);

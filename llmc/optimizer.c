@@ -27,12 +27,22 @@ static void sum_over_ranks(const Optimizer *optimizer, double *x, int64_t n)
 
 static void zero_doubles(const Ops *ops, double *x, int64_t n) { ops->zero((Tensor){x, DTYPE_FP32, 1, 2 * n, 2 * n}); }
 
-StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
+/* Micro-batch j = m R + r is rank r's. */
+static void zero_losses_of_others(const Optimizer *optimizer)
+{
+    const Comm *c = optimizer->zero->sharding.comm;
+    Tensor loss = {optimizer->loss, DTYPE_FP32, optimizer->micro_batches / c->ranks, 2 * c->ranks, 2 * c->ranks};
+    Tensor before = tensor_cols(loss, 0, 2 * c->rank),
+           after = tensor_cols(loss, 2 * (c->rank + 1), 2 * (c->ranks - 1 - c->rank));
+    if (before.cols) optimizer->zero->ops->zero(before);
+    if (after.cols) optimizer->zero->ops->zero(after);
+}
+
+void optimizer_step(Optimizer *optimizer, int64_t tokens)
 {
     Zero *zero = optimizer->zero;
     const Ops *ops = zero->ops;
     double *piece = optimizer->piece;
-    StepResult result;
 
     zero_finish_gradients(zero);
     if (zero_sharded(zero)) zero_doubles(ops, piece, optimizer->pieces);
@@ -42,17 +52,34 @@ StepResult optimizer_step(Optimizer *optimizer, int64_t tokens)
         piece += param_pieces(&zero->table->param[i]);
     }
     if (zero_sharded(zero)) sum_over_ranks(optimizer, optimizer->piece, optimizer->pieces);
+    zero_losses_of_others(optimizer);
     sum_over_ranks(optimizer, optimizer->loss, optimizer->micro_batches);
     ops->finish_step(optimizer->result, optimizer->piece, optimizer->pieces, optimizer->loss, optimizer->micro_batches,
                      tokens);
-    zero_doubles(ops, optimizer->loss, optimizer->micro_batches); /* the next step's: each rank fills its own */
     for (int i = 0; i < zero->table->count; i++) {
         ParamSlice slice = zero_slice(zero, i);
         ops->adamw(&slice, optimizer->result);
     }
+    ops->result_post(optimizer->result);
     gpt_enter_step(zero->gpt, zero->gpt->step + 1);
-    ops->copy_out(&result, optimizer->result, sizeof result);
+}
+
+StepResult optimizer_result(const Optimizer *optimizer)
+{
+    StepResult result;
+    optimizer->zero->ops->result_collect(&result);
     return result;
+}
+
+int64_t optimizer_bad_loss(const Optimizer *optimizer)
+{
+    size_t bytes = (size_t)optimizer->micro_batches * sizeof(double);
+    double *host = xmalloc(bytes);
+    int64_t j = 0;
+    optimizer->zero->ops->copy_out(host, optimizer->loss, bytes);
+    while (j < optimizer->micro_batches && isfinite(host[j])) j++;
+    free(host);
+    return j < optimizer->micro_batches ? j : -1;
 }
 
 GradientReport optimizer_gradient(const Optimizer *optimizer, int param)

@@ -24,7 +24,11 @@ typedef struct {
 void optimizer_create(Optimizer *optimizer, Zero *zero, int64_t micro_batches, Arena *arena);
 
 /* After gpt_gradients: updates masters, m and v, and prepares the weights. `tokens` of the global batch. */
-StepResult optimizer_step(Optimizer *optimizer, int64_t tokens);
+void optimizer_step(Optimizer *optimizer, int64_t tokens);
+/* Of the oldest step whose result was not asked for yet; at most ops->result_lag steps may follow before. */
+StepResult optimizer_result(const Optimizer *optimizer);
+
+int64_t optimizer_bad_loss(const Optimizer *optimizer); /* first micro-batch whose loss was not finite, or -1 */
 
 typedef struct { /* gradient of one parameter, for messages; of the last optimizer_step */
     double norm;

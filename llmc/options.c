@@ -154,6 +154,7 @@ static const Option OPTIONS[] = {
     INT(sample_every, "0", 0, STEPS_MAX, MODEL, "steps between samples"),
     INT(sample_tokens, "128", 1, 1 << 20, TRAIN, "tokens of a sample"),
     INT(checkpoint_every, "0", 0, STEPS_MAX, TRAIN, "steps between checkpoints"),
+    BOOL(checkpoint_async, "false", MODEL, "training goes on while one is written"),
     INT(keep_checkpoints, "2", 0, STEPS_MAX, TRAIN, "newest ones that stay; 0: all"),
     INT(hash_every, "0", 0, STEPS_MAX, TRAIN, "steps between lines with state_hash"),
     INT(telemetry_every, "0", 0, STEPS_MAX, TRAIN, "steps between quantization errors"),
@@ -194,6 +195,7 @@ static const Option OPTIONS[] = {
     BOOL(deterministic_reduction, "true", MODEL | FREE, "same bits for any number of ranks"),
     INT(straggler_every, "100", 0, STEPS_MAX, TRAIN, "steps between lines on the slowest rank"),
     NUM(hang_timeout_s, "600", 0, 1e9, TRAIN, "a silent rank ends the job; 0: never"),
+    BOOL(tune_gemm, "false", TRAIN, "GPU: time algorithms of matrix products at the start"),
     INT(threads, "0", 0, 1024, MACHINE, "0: all cores this process may use"),
     TEXT(isa, "auto", "auto|portable|avx2|avx512|amx", MACHINE, ""),
 };

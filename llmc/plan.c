@@ -1,6 +1,8 @@
 /* See plan.h. */
 #include "plan.h"
 
+#include "checkpoint.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -48,7 +50,7 @@ void plan_print_precision(const Model *model, bool automatic, const char *reason
     json_free(table);
 }
 
-void plan_print(const Model *model, int64_t global_batch_tokens)
+void plan_print(const Model *model, int64_t global_batch_tokens, bool checkpoint_async)
 {
     const Arena *arena = &model->arena;
     const GPTConfig *c = &model->spec.config;
@@ -65,6 +67,9 @@ void plan_print(const Model *model, int64_t global_batch_tokens)
     }
     plan_bytes_text(text, (double)arena->peak);
     printf("  %-20s %15zu %12s 100.0%%\n", "total", arena->peak, text);
+    size_t copy = checkpoint_copy_bytes(model, checkpoint_async);
+    plan_bytes_text(text, (double)copy);
+    if (copy) printf("  beside it, in host memory: %zu (%s), the copy that a checkpoint is written from\n", copy, text);
     if (model->spec.sharding.comm->ranks == 1) return;
     size_t wire = zero_wire_bytes(&model->zero, &model->recipe, 0);
     plan_bytes_text(text, (double)wire);

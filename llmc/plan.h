@@ -16,8 +16,9 @@ void plan_print_line(const Model *model);
  * that reads NVFP4. */
 void plan_print_precision(const Model *model, bool automatic, const char *reason);
 
-/* The table of `plan`: model, parameters, memory by purpose with shares, FLOPs a token, tokens a step. */
-void plan_print(const Model *model, int64_t global_batch_tokens);
+/* The table of `plan`: model, parameters, memory by purpose with shares, FLOPs a token, tokens a step; on several ranks
+ * what they send, and what a checkpoint needs beside. */
+void plan_print(const Model *model, int64_t global_batch_tokens, bool checkpoint_async);
 
 C_END
 #endif

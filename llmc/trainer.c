@@ -25,6 +25,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+typedef struct { /* a step that was issued; what is said of it waits for its result */
+    int64_t number;
+    Step step;
+    double began, issued_ms;        /* clock; how long issuing took, which on a CPU is the step */
+    double wait_ms, waited_s;       /* for data; of comm, at the step's start */
+    uint64_t data_hash, wire_bytes; /* wire_bytes: that this rank sent */
+} Issued;
+
 typedef struct {
     const Options *options; /* precision resolved */
     const Machine *machine;
@@ -35,14 +43,16 @@ typedef struct {
     DataLoader *data, *val; /* val NULL: no validation */
     Logger *log;
     RunState state;     /* of the steps done */
-    int64_t saved_step; /* the newest step on the disk, or -1 */
+    int64_t saved_step; /* the newest step on the disk or on its way there, or -1 */
+    CheckpointWriter writer;
     char *config_text;
     Schedule schedule;
     int64_t global_batch;
     double peak_flops, started;
     int64_t started_step;
-    size_t wire_bytes; /* that this rank sent in the last step */
-    double busy_s;     /* that this rank has worked in steps since the last line on stragglers */
+    Issued issued;   /* on a GPU the step before the one that is issued; number 0: none */
+    double reported; /* when the last step was */
+    double busy_s;   /* that this rank has worked in steps since the last line on stragglers */
 } Trainer;
 
 /* ---- signals ---- */
@@ -137,7 +147,7 @@ static void print_header(const Trainer *t, const char *from)
            arch_name(c->arch), c->L, c->C, c->NH, config_parameters(c), c->T);
     plan_print_precision(&t->model, t->automatic, t->precision_reason);
     plan_print_line(&t->model);
-    printf("device      %s, %d threads; matrix products at most %.0f GFLOP/s here (measured), the base of mfu\n",
+    printf("device      %s, %d threads; matrix products at most %.0f GFLOP/s here, the base of mfu\n",
            t->model.ops->name, t->machine->threads, t->peak_flops * 1e-9);
     printf("data        %" PRId64 " tokens, %" PRId64 " windows; a step is %" PRId64 " tokens in %" PRId64
            " micro-batches of %" PRId64 " x %" PRId64 "\n",
@@ -189,6 +199,35 @@ static void open_run(Trainer *t, const Start *from)
     if (from->dir) checkpoint_prune(o->run_dir, t->state.step, o->keep_checkpoints); /* a kill may have left one more */
 }
 
+/* Algorithms chosen by timing: those of the run's folder on a resume, or on request those that rank 0 times now. All ranks
+ * take the same, so that the run can be repeated. */
+static void choose_algorithms(const Trainer *t, bool resumed)
+{
+    const Ops *ops = t->model.ops;
+    Comm *comm = t->machine->comm;
+    char *path = xformat("%s/algorithms.json", t->options->run_dir), *text = NULL;
+    Error error;
+    uint64_t bytes = 0;
+    if (t->options->tune_gemm && !ops->tune) die_usage("tune_gemm: this program has nothing to choose from");
+    if (comm->rank == 0 && ops->tune && resumed && access(path, F_OK) == 0) {
+        text = file_read_text(path, &error);
+        if (!text) die("%s", error.text);
+    } else if (comm->rank == 0 && t->options->tune_gemm) {
+        gpt_tune(&t->model.gpt);
+        text = ops->choices();
+        if (file_write_text(path, text, &error)) die("%s", error.text);
+    }
+    if (text) bytes = strlen(text) + 1;
+    comm->broadcast(comm, &bytes, sizeof bytes, 0);
+    if (bytes && comm->rank > 0) text = xmalloc(bytes);
+    if (bytes) comm->broadcast(comm, text, bytes, 0);
+    if (bytes && ops->choices_set(text, &error))
+        note("note: %s is not used: %s; the run goes on with other algorithms, whose sums round otherwise", path,
+             error.text);
+    free(text);
+    free(path);
+}
+
 /* Opens and checks all that the run reads; then the run folder changes. Resolves the precision in *o. */
 static void start(Trainer *t, Options *o)
 {
@@ -222,7 +261,8 @@ static void start(Trainer *t, Options *o)
     t->state = from.state;
     t->saved_step = from.dir ? from.state.step : -1;
     if (model_open(&t->model, &spec, t->machine->ops, &error)) die_usage("%s", error.text);
-    if (from.dir && checkpoint_load(from.dir, &t->model, true, &error)) die("resume: %s", error.text);
+    if (from.dir && checkpoint_load(from.dir, &t->model, from.state.optimizer_files, &error))
+        die("resume: %s", error.text);
     if (from.dir && zero_state_hash(&t->model.zero) != t->state.state_hash)
         die("resume: the state read from %s is not the one that was saved; this is a bug", from.dir);
 
@@ -232,6 +272,7 @@ static void start(Trainer *t, Options *o)
     if (!from.dir) zero_init_params(&t->model.zero, (uint64_t)o->seed);
     t->state.file_list_hash = dataloader_file_list_hash(t->data);
     gpt_enter_step(&t->model.gpt, (uint32_t)t->state.step);
+    choose_algorithms(t, from.dir != NULL);
     telemetry_open(&t->telemetry, &t->model, o);
     t->peak_flops = t->model.ops->peak_flops(t->model.recipe.act);
     print_header(t, from.dir);
@@ -242,14 +283,31 @@ static void start(Trainer *t, Options *o)
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-static void save(Trainer *t)
+/* After a call of the checkpoint's writer: 0, or how it failed. */
+static void check_saved(const Trainer *t, int status, const Error *error)
+{
+    if (status > 0) comm_await_end(t->machine->comm, "checkpoint of step %" PRId64 ": %s", t->saved_step, error->text);
+    if (status)
+        die("checkpoint of step %" PRId64 ": %s; the checkpoints before are as they were", t->saved_step, error->text);
+}
+
+static void finish_saving(Trainer *t)
 {
     Error error;
+    check_saved(t, checkpoint_finish(&t->writer, &error), &error);
+}
+
+static void save(Trainer *t, bool background)
+{
+    const Options *o = t->options;
+    Error error;
+    finish_saving(t);
     t->state.state_hash = zero_state_hash(&t->model.zero);
-    if (checkpoint_write(t->options->run_dir, &t->model, &t->state, t->config_text, t->options->keep_checkpoints,
-                         &error))
-        die("checkpoint of step %" PRId64 ": %s; the checkpoints before are as they were", t->state.step, error.text);
     t->saved_step = t->state.step;
+    check_saved(t,
+                checkpoint_start(&t->writer, o->run_dir, &t->model, &t->state, t->config_text, o->keep_checkpoints,
+                                 background, &error),
+                &error);
 }
 
 static void print_layers(const Trainer *t)
@@ -268,62 +326,74 @@ static void print_layers(const Trainer *t)
 
 static const char *instead_of(const Options *options) { return options->overwrite ? " instead of --overwrite" : ""; }
 
-static void stop_not_finite(const Trainer *t, const StepResult *r)
+static void stop_not_finite(Trainer *t, int64_t step, const StepResult *r)
 {
     Comm *comm = t->machine->comm;
-    if (comm->rank > 0) comm->barrier(comm); /* ends with rank 0, which speaks for all */
+    int64_t bad = optimizer_bad_loss(&t->model.optimizer);
+    char whose[64] = "";
+    if (comm->ranks > 1 && bad >= 0)
+        snprintf(whose, sizeof whose, " (first that of rank %" PRId64 ")", bad % comm->ranks);
+    finish_saving(t);
+    if (comm->rank > 0)
+        comm_await_end(comm, "step %" PRId64 ", forward and backward: %s is not finite%s", step,
+                       isfinite(r->loss) ? "the gradient norm" : "the loss", whose);
     print_layers(t);
-    die("step %" PRId64 ": %s is %g; weights and moments are those of step %" PRId64
+    die("step %" PRId64 ": %s is %g%s; weights and moments are those of step %" PRId64
         ". Replay: the same command with --resume auto%s%s; a lower --lr may help, in a new run "
         "--precision fp32 or a longer --warmup_steps too",
-        t->state.step + 1, isfinite(r->loss) ? "the gradient norm" : "the loss",
-        isfinite(r->loss) ? r->grad_norm : r->loss, t->state.step, instead_of(t->options),
+        step, isfinite(r->loss) ? "the gradient norm" : "the loss", isfinite(r->loss) ? r->grad_norm : r->loss, whose,
+        step - 1, instead_of(t->options),
         checkpoint_count(t->options->run_dir) ? "" : " (no checkpoint yet: it starts from step 0)");
 }
 
-/* Data, gradients, update. *wait_ms: how long the step waited for its data. */
-static StepResult train_step(Trainer *t, Step *step, double *wait_ms)
+static void report_issued(Trainer *t);
+
+/* Data, gradients, update. */
+static Issued issue_step(Trainer *t)
 {
     const Options *o = t->options;
     const ModelSpec *s = &t->model.spec;
+    Issued issued = {.began = now_seconds(), .waited_s = t->machine->comm->waited_s};
     int64_t N = s->B * s->config.T;
     StepData data;
     Error error;
     if (dataloader_next(t->data, &data, &error)) {
         if (t->machine->comm->ranks > 1) die("train_data: %s", error.text); /* the others are already in the step */
-        if (t->state.step > t->saved_step) save(t);
+        report_issued(t);
+        if (t->state.step > t->saved_step) save(t, false);
+        finish_saving(t);
         die("train_data: %s; step %" PRId64 " was saved", error.text, t->state.step);
     }
-    *wait_ms = data.wait_ms;
+    issued.wait_ms = data.wait_ms;
     data.hash = comm_sum_u64(t->machine->comm, data.hash);
 
     int64_t index = t->state.step;
-    *step = (Step){.seed = (uint64_t)o->seed,
-                   .step = (uint32_t)index,
-                   .lr = schedule_lr(&t->schedule, index),
-                   .beta1 = (float)o->beta1,
-                   .beta2 = (float)o->beta2,
-                   .eps = (float)o->eps,
-                   .weight_decay = (float)o->weight_decay,
-                   .correction1 = (float)(1 / (1 - f64_power(o->beta1, index + 1))),
-                   .correction2 = (float)(1 / (1 - f64_power(o->beta2, index + 1))),
-                   .loss_scale = (float)(1.0 / (double)t->global_batch),
-                   .grad_clip = (float)o->grad_clip};
+    issued.step = (Step){.seed = (uint64_t)o->seed,
+                         .step = (uint32_t)index,
+                         .lr = schedule_lr(&t->schedule, index),
+                         .beta1 = (float)o->beta1,
+                         .beta2 = (float)o->beta2,
+                         .eps = (float)o->eps,
+                         .weight_decay = (float)o->weight_decay,
+                         .correction1 = (float)(1 / (1 - f64_power(o->beta1, index + 1))),
+                         .correction2 = (float)(1 / (1 - f64_power(o->beta2, index + 1))),
+                         .loss_scale = (float)(1.0 / (double)t->global_batch),
+                         .grad_clip = (float)o->grad_clip};
     Batch *batch = xcalloc((size_t)s->micro_steps, sizeof *batch);
     for (int64_t m = 0; m < s->micro_steps; m++)
         batch[m] = model_upload(&t->model, m, data.tokens + m * N, data.targets + m * N);
     size_t sent = t->machine->comm->bytes_sent;
-    telemetry_gradients(&t->telemetry, step, batch);
+    telemetry_gradients(&t->telemetry, &issued.step, batch);
     free(batch);
 
-    StepResult result = optimizer_step(&t->model.optimizer, t->global_batch);
-    t->wire_bytes = t->machine->comm->bytes_sent - sent;
-    if (!result.finite) stop_not_finite(t, &result);
-    t->state.step++;
+    optimizer_step(&t->model.optimizer, t->global_batch);
+    issued.wire_bytes = t->machine->comm->bytes_sent - sent;
+    issued.issued_ms = (now_seconds() - issued.began) * 1e3;
+    issued.number = ++t->state.step;
     t->state.last_batch_hash = data.hash;
     uint64_t chain[2] = {t->state.data_hash, data.hash};
-    t->state.data_hash = hash64(chain, sizeof chain, 0);
-    return result;
+    issued.data_hash = t->state.data_hash = hash64(chain, sizeof chain, 0);
+    return issued;
 }
 
 /* ---- what is due after a step ---- */
@@ -353,31 +423,31 @@ static void print_sample(Trainer *t)
 }
 
 typedef struct {
-    double ms, wait_ms, tokens_per_s, mfu;
+    double ms, tokens_per_s, mfu;
     Evaluation val;
     uint64_t state_hash, wire_bytes; /* wire_bytes: of all ranks */
     bool validated, hashed;
 } StepReport;
 
-static void write_log(Trainer *t, const Step *step, const StepResult *r, const StepReport *report)
+static void write_log(Trainer *t, const Issued *s, const StepResult *r, const StepReport *report)
 {
     Json *line = json_new_object();
     Error error;
     char hash[17];
-    json_add_int(line, "step", t->state.step);
-    json_add_int(line, "tokens", t->state.step * t->global_batch);
+    json_add_int(line, "step", s->number);
+    json_add_int(line, "tokens", s->number * t->global_batch);
     json_add_float(line, "loss", r->loss);
     if (report->validated) json_add_float(line, "val_loss", report->val.loss);
     if (report->validated && isfinite(report->val.bits_per_byte))
         json_add_float(line, "val_bpb", report->val.bits_per_byte);
     json_add_float(line, "grad_norm", r->grad_norm);
-    json_add_float(line, "lr", (double)step->lr);
+    json_add_float(line, "lr", (double)s->step.lr);
     json_add_float(line, "step_ms", report->ms);
     json_add_float(line, "tokens_per_s", report->tokens_per_s);
     json_add_float(line, "mfu", report->mfu);
-    json_add_float(line, "data_wait_ms", report->wait_ms);
+    json_add_float(line, "data_wait_ms", s->wait_ms);
     if (t->machine->comm->ranks > 1) json_add_int(line, "wire_bytes", (int64_t)report->wire_bytes);
-    snprintf(hash, sizeof hash, "%016" PRIx64, t->state.data_hash);
+    snprintf(hash, sizeof hash, "%016" PRIx64, s->data_hash);
     json_add_string(line, "data_hash", hash);
     if (report->hashed) {
         snprintf(hash, sizeof hash, "%016" PRIx64, report->state_hash);
@@ -388,16 +458,16 @@ static void write_log(Trainer *t, const Step *step, const StepResult *r, const S
     json_free(line);
 }
 
-static void print_step(const Trainer *t, const Step *step, const StepResult *r, const StepReport *report)
+static void print_step(const Trainer *t, const Issued *s, const StepResult *r, const StepReport *report)
 {
-    double per_step = (now_seconds() - t->started) / (double)(t->state.step - t->started_step);
-    int64_t left = (int64_t)(per_step * (double)(t->options->steps - t->state.step) + 0.5);
+    double per_step = (now_seconds() - t->started) / (double)(s->number - t->started_step);
+    int64_t left = (int64_t)(per_step * (double)(t->options->steps - s->number) + 0.5);
     printf("step %5" PRId64 "/%" PRId64 " | loss %.4f | norm %7.4f | lr %.2e | %8.0f tok/s | mfu %4.1f%% | eta %" PRId64
            ":%02" PRId64 "\n",
-           t->state.step, t->options->steps, r->loss, r->grad_norm, (double)step->lr, report->tokens_per_s,
+           s->number, t->options->steps, r->loss, r->grad_norm, (double)s->step.lr, report->tokens_per_s,
            100 * report->mfu, left / 60, left % 60);
     if (report->validated) {
-        printf("validation after step %" PRId64 ": loss %.4f", t->state.step, report->val.loss);
+        printf("validation after step %" PRId64 ": loss %.4f", s->number, report->val.loss);
         if (isfinite(report->val.bits_per_byte)) printf(", %.4f bits per byte", report->val.bits_per_byte);
         printf(" over %" PRId64 " tokens\n", report->val.tokens);
     }
@@ -406,10 +476,10 @@ static void print_step(const Trainer *t, const Step *step, const StepResult *r, 
 }
 
 /* Every straggler_every steps: which rank worked longest while the others waited for it. */
-static void print_straggler(Trainer *t)
+static void print_straggler(Trainer *t, int64_t step)
 {
     Comm *c = t->machine->comm;
-    if (c->ranks == 1 || !due(t->state.step, t->options->straggler_every)) return;
+    if (c->ranks == 1 || !due(step, t->options->straggler_every)) return;
     double *busy = xcalloc((size_t)c->ranks, sizeof *busy), mean = 0;
     void *work = xmalloc(comm_all_reduce_work((size_t)c->ranks * sizeof *busy, c->ranks));
     int slowest = 0;
@@ -426,32 +496,67 @@ static void print_straggler(Trainer *t)
     free(work);
 }
 
-static void run_step(Trainer *t)
+/* Is there something to do after a step that reads the state it leaves? */
+static bool is_looked_at(const Trainer *t, int64_t step)
 {
     const Options *o = t->options;
-    StepReport report = {0};
-    Step step;
-    Error error;
-    double began = now_seconds(), waited = t->machine->comm->waited_s;
-    StepResult result = train_step(t, &step, &report.wait_ms);
-    report.ms = (now_seconds() - began) * 1e3;
-    t->busy_s += report.ms * 1e-3 - (t->machine->comm->waited_s - waited);
-    print_straggler(t);
-    report.wire_bytes = comm_sum_u64(t->machine->comm, t->wire_bytes);
-    report.tokens_per_s = (double)t->global_batch / report.ms * 1e3;
-    report.mfu = report.tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops /
-                 t->machine->comm->ranks;
+    return step == o->steps || due(step, o->val_every) || due(step, o->hash_every) || due(step, o->sample_every) ||
+           due(step, o->checkpoint_every) || due(step, o->telemetry_every) || due(step, o->shadow_every);
+}
 
-    bool last = t->state.step == o->steps;
-    report.validated = t->val && (due(t->state.step, o->val_every) || last);
+/* Waits for the step's result, and says it. The state is that of the step where it is looked at. */
+static void report_step(Trainer *t, const Issued *s)
+{
+    const Options *o = t->options;
+    Comm *comm = t->machine->comm;
+    StepReport report = {0};
+    Error error;
+    StepResult result = optimizer_result(&t->model.optimizer);
+    if (!result.finite) stop_not_finite(t, s->number, &result);
+    report.ms = fmax((now_seconds() - fmax(s->began, t->reported)) * 1e3, s->issued_ms);
+    t->busy_s += report.ms * 1e-3 - (comm->waited_s - s->waited_s);
+    print_straggler(t, s->number);
+    report.wire_bytes = comm_sum_u64(comm, s->wire_bytes);
+    report.tokens_per_s = (double)t->global_batch / report.ms * 1e3;
+    report.mfu = report.tokens_per_s * config_flops_per_token(&t->model.spec.config) / t->peak_flops / comm->ranks;
+
+    bool last = s->number == o->steps;
+    report.validated = t->val && (due(s->number, o->val_every) || last);
     if (report.validated && evaluate(&t->model, t->val, o->val_batches, &report.val, &error))
         die("val_data: %s", error.text);
-    report.hashed = due(t->state.step, o->hash_every);
+    report.hashed = due(s->number, o->hash_every);
     if (report.hashed) report.state_hash = zero_state_hash(&t->model.zero);
-    if (t->log) write_log(t, &step, &result, &report);
-    print_step(t, &step, &result, &report);
-    if (due(t->state.step, o->sample_every)) print_sample(t);
-    if (o->checkpoint_every && (due(t->state.step, o->checkpoint_every) || last)) save(t);
+    if (t->log) write_log(t, s, &result, &report);
+    print_step(t, s, &result, &report);
+    if (due(s->number, o->sample_every)) print_sample(t);
+    if (o->checkpoint_every && (due(s->number, o->checkpoint_every) || last)) save(t, o->checkpoint_async);
+    t->reported = now_seconds();
+}
+
+static void report_issued(Trainer *t)
+{
+    Issued issued = t->issued;
+    t->issued.number = 0;
+    if (issued.number) report_step(t, &issued);
+}
+
+/* One step; where the host may run ahead, its result is said when the next one is on its way. */
+static void run_step(Trainer *t)
+{
+    Issued issued = issue_step(t);
+    report_issued(t);
+    t->issued = issued;
+    if (t->model.ops->result_lag == 0 || is_looked_at(t, issued.number)) report_issued(t);
+}
+
+/* Between steps, all ranks alike: whether to stop; ends a checkpoint that all have written. */
+static bool settle(Trainer *t)
+{
+    Comm *comm = t->machine->comm;
+    enum { STOP = 1 << 20 }; /* above any number of ranks */
+    uint64_t sum = comm_sum_u64(comm, (interrupted ? STOP : 0) + (uint64_t)checkpoint_ready(&t->writer));
+    if (sum % STOP == (uint64_t)comm->ranks) finish_saving(t);
+    return sum >= STOP;
 }
 
 void trainer_run(const Options *options, const Machine *machine)
@@ -464,19 +569,22 @@ void trainer_run(const Options *options, const Machine *machine)
     t.started = now_seconds();
     t.started_step = t.state.step;
 
-    bool stop = false; /* all ranks or none */
-    while (t.state.step < options->steps && !(stop = comm_any(machine->comm, interrupted))) {
+    bool stop = false;
+    while (t.state.step < options->steps && !(stop = settle(&t))) {
         machine->comm->step = t.state.step + 1;
         run_step(&t);
     }
+    report_issued(&t);
+    if (stop && t.state.step != t.saved_step) save(&t, false);
+    finish_saving(&t);
     if (stop) {
-        if (t.state.step != t.saved_step) save(&t);
         printf("stopped after step %" PRId64 " and saved; go on with the same command and --resume auto%s\n",
                t.state.step, instead_of(options));
     } else {
         printf("done: %" PRId64 " steps, %.0f s, peak memory %.2f GiB\n", t.state.step, now_seconds() - t.started,
                (double)peak_rss_bytes() / 0x1p30);
     }
+    checkpoint_close(&t.writer);
     telemetry_close(&t.telemetry);
     if (t.log) logger_close(t.log);
     dataloader_close(t.data);

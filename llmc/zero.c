@@ -1,4 +1,4 @@
-/* See zero.h. Order: memory, weights, gradients, bytes on the wire, the model's pointers, whole tensors, start and hash.
+/* See zero.h. Order: memory, weights, gradients, bytes on the wire, the model's pointers, checkpoints, start and hash.
  * Over 600 lines because the four stages are one set of cases over the same memory: split, each case would be read twice. */
 #include "zero.h"
 
@@ -42,17 +42,20 @@ static Tensor own_tensor(const Zero *zero, Arena *arena, DType dtype, int i)
     return arena_tensor(arena, dtype, zero_sharded(zero) ? zero->shard[i].rows : p->rows_padded, p->cols);
 }
 
+int64_t zero_share(const Param *p, int rank, int ranks, int64_t *row0)
+{
+    int64_t units = ceil_div(p->rows, 16), end = min_i64(p->rows, 16 * share_first(units, rank + 1, ranks));
+    *row0 = min_i64(p->rows, 16 * share_first(units, rank, ranks));
+    return end - *row0;
+}
+
 static void own_rows(Zero *zero)
 {
     const Comm *c = zero->sharding.comm;
     for (int i = 0; i < zero->table->count; i++) {
-        const Param *p = &zero->table->param[i];
-        int64_t units = ceil_div(p->rows, 16);
-        bool all = !zero_sharded(zero);
-        int64_t first = all ? 0 : 16 * share_first(units, c->rank, c->ranks);
-        int64_t end = all ? p->rows : min_i64(p->rows, 16 * share_first(units, c->rank + 1, c->ranks));
-        zero->shard[i].row0 = min_i64(first, p->rows);
-        zero->shard[i].rows = max_i64(0, end - first);
+        Shard *s = &zero->shard[i];
+        s->rows = zero_sharded(zero) ? zero_share(&zero->table->param[i], c->rank, c->ranks, &s->row0)
+                                     : zero->table->param[i].rows;
     }
 }
 
@@ -225,7 +228,8 @@ void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, cons
         zero->amax = arena_take(arena, bytes);
         zero->amax_work = arena_take(arena, comm_all_reduce_work(bytes, ranks_of(zero)));
         for (int i = 0; i < table->count; i++) {
-            size_t whole = (size_t)(table->param[i].rows_padded * table->param[i].cols) * sizeof(float);
+            const Param *p = &table->param[i];
+            size_t whole = (size_t)(p->rows_padded * p->cols) * dtype_bytes(p->master);
             if (whole > largest) largest = whole;
         }
         zero->whole = arena_take(arena, largest);
@@ -530,30 +534,28 @@ ParamSlice zero_slice(const Zero *zero, int i)
                         .decay = p->decay};
 }
 
-/* ---- whole tensors, for checkpoints ---- */
+/* ---- for checkpoints ---- */
 
-static Tensor member_of(const Zero *zero, int i, ShardMember member)
+Tensor zero_own(const Zero *zero, int i, ShardMember member)
 {
     const Shard *s = &zero->shard[i];
     return member == SHARD_MASTER ? s->master : member == SHARD_M ? s->m : s->v;
 }
 
-Tensor zero_whole(const Zero *zero, int i, ShardMember member)
+Tensor zero_whole(const Zero *zero, int i)
 {
     const Param *p = &zero->table->param[i];
-    Tensor own = member_of(zero, i, member);
-    if (!zero_sharded(zero)) return own;
-    return (Tensor){zero->whole, own.dtype, p->rows_padded, p->cols, p->cols};
+    if (!zero_sharded(zero)) return zero->shard[i].master;
+    return (Tensor){zero->whole, p->master, p->rows_padded, p->cols, p->cols};
 }
 
-Tensor zero_gather(const Zero *zero, int i, ShardMember member)
+Tensor zero_gather(const Zero *zero, int i)
 {
     const Shard *s = &zero->shard[i];
     Comm *c = zero->sharding.comm;
-    Tensor whole = zero_whole(zero, i, member);
+    Tensor whole = zero_whole(zero, i);
     if (!zero_sharded(zero)) return whole;
-    if (s->rows)
-        zero->ops->copy(tensor_rows(whole, s->row0, s->rows), tensor_rows(member_of(zero, i, member), 0, s->rows));
+    if (s->rows) zero->ops->copy(tensor_rows(whole, s->row0, s->rows), tensor_rows(s->master, 0, s->rows));
     size_t row_bytes = (size_t)whole.cols * dtype_bytes(whole.dtype);
     Piece piece = {0, 0, 16 * row_bytes, (size_t)zero->table->param[i].rows * row_bytes};
     Bucket bucket = {whole.data, false, 1, &piece};
@@ -561,12 +563,11 @@ Tensor zero_gather(const Zero *zero, int i, ShardMember member)
     return whole;
 }
 
-void zero_take(const Zero *zero, int i, ShardMember member)
+void zero_take(const Zero *zero, int i)
 {
     const Shard *s = &zero->shard[i];
     if (!zero_sharded(zero) || !s->rows) return;
-    zero->ops->copy(tensor_rows(member_of(zero, i, member), 0, s->rows),
-                    tensor_rows(zero_whole(zero, i, member), s->row0, s->rows));
+    zero->ops->copy(tensor_rows(s->master, 0, s->rows), tensor_rows(zero_whole(zero, i), s->row0, s->rows));
 }
 
 /* ---- start and hash, in host memory by pieces of whole rows ---- */

@@ -97,12 +97,17 @@ void zero_finish_gradients(Zero *zero);
  * backend; on several ranks all call it. Padding rows never enter. */
 uint64_t zero_state_hash(const Zero *zero);
 
-/* One tensor whole, for checkpoints: the memory where it stands whole (the tensor itself where it is); every rank's rows
- * gathered there, called by all ranks; and own rows taken from there. Valid until the next call. */
+/* For checkpoints. The rows of a parameter that one of `ranks` ranks owns where it is sharded: returns their count, from
+ * *row0 on. And this rank's memory of a kind of state, which begins with row zero_slice().row0. */
 typedef enum { SHARD_MASTER, SHARD_M, SHARD_V } ShardMember;
-Tensor zero_whole(const Zero *zero, int param, ShardMember member);
-Tensor zero_gather(const Zero *zero, int param, ShardMember member);
-void zero_take(const Zero *zero, int param, ShardMember member);
+int64_t zero_share(const Param *p, int rank, int ranks, int64_t *row0);
+Tensor zero_own(const Zero *zero, int param, ShardMember member);
+
+/* One master whole: the memory where it stands whole (the master itself where it is); every rank's rows gathered there,
+ * called by all ranks; and own rows taken from there. Valid until the next call. */
+Tensor zero_whole(const Zero *zero, int param);
+Tensor zero_gather(const Zero *zero, int param);
+void zero_take(const Zero *zero, int param);
 
 C_END
 #endif

@@ -168,16 +168,11 @@ static double attend(const Attention *a, Tensor q, Tensor k, int64_t r, int64_t 
     return log(sum);
 }
 
-static void case_attention_forward(Run *run)
+/* q has `gap` columns before it and after it. */
+static void attention_forward_case(Run *run, Attention a, int64_t gap)
 {
-    Attention a = random_attention(run);
-    if (coin(run) && a.Tq < 130) { /* generate: a call within a longer cache */
-        a.position0 = pick(run, 0, 100);
-        a.Tk = a.position0 + a.Tq + pick(run, 0, 70);
-    }
-    add_documents(run, &a);
     int64_t C = a.NH * a.HD, G = a.NKV * a.HD, N = a.B * a.Tq;
-    Tensor q = tensor_cols(input(run, run->act, N, C + 7, 1), 5, C);
+    Tensor q = tensor_cols(input(run, run->act, N, C + 2 * gap, 1), gap, C);
     Tensor kv = input(run, run->act, a.B * a.Tk, 2 * G, 1), k = tensor_cols(kv, 0, G), v = tensor_cols(kv, G, G);
     Tensor att = output(run, "att", run->act, N, C), lse = output(run, "lse", DTYPE_FP32, N, a.NH);
     double *e = expect(run, att, attention_bound(run->act, 4e-6)), *el = expect(run, lse, 4e-6);
@@ -193,9 +188,20 @@ static void case_attention_forward(Run *run)
                 *o += p[j] * get(v, r / a.Tq * a.Tk + j, head * a.HD + i);
         }
     }
-    need(run, (Need){.N = N, .T = a.Tk, .head_dim = a.HD, .group = a.NH / a.NKV});
+    need(run, (Need){.N = N, .T = a.Tk, .head_dim = a.HD, .group = a.NH / a.NKV, .heads = a.NH});
     ops(run)->attention_forward(att, lse, q, k, v, &a);
     free(p);
+}
+
+static void case_attention_forward(Run *run)
+{
+    Attention a = random_attention(run);
+    if (coin(run) && a.Tq < 130) { /* generate: a call within a longer cache */
+        a.position0 = pick(run, 0, 100);
+        a.Tk = a.position0 + a.Tq + pick(run, 0, 70);
+    }
+    add_documents(run, &a);
+    attention_forward_case(run, a, 5);
 }
 
 typedef struct {
@@ -223,10 +229,8 @@ static void expect_backward(const Attention *a, const Backward *x, int64_t r, in
     }
 }
 
-static void case_attention_backward(Run *run)
+static void attention_backward_case(Run *run, Attention a)
 {
-    Attention a = random_attention(run);
-    add_documents(run, &a);
     int64_t C = a.NH * a.HD, G = a.NKV * a.HD, N = a.B * a.Tq, W = C + 2 * G;
     Tensor qkv = input(run, run->act, N, W, 1), datt = input(run, run->act, N, C, 1);
     Tensor q = tensor_cols(qkv, 0, C), k = tensor_cols(qkv, C, G), v = tensor_cols(qkv, C + G, G);
@@ -234,7 +238,7 @@ static void case_attention_backward(Run *run)
     Tensor dqkv = output(run, "dqkv", run->act, N, W);
     double *e = expect(run, dqkv, 2 * attention_bound(run->act, 6e-6)), *p = xcalloc((size_t)a.Tk, sizeof *p);
 
-    need(run, (Need){.N = N, .T = a.Tk, .head_dim = a.HD, .group = a.NH / a.NKV});
+    need(run, (Need){.N = N, .T = a.Tk, .head_dim = a.HD, .group = a.NH / a.NKV, .heads = a.NH});
     ops(run)->attention_forward(att, lse, q, k, v, &a);
     ops(run)->attention_backward(tensor_cols(dqkv, 0, C), tensor_cols(dqkv, C, G), tensor_cols(dqkv, C + G, G), datt,
                                  att, lse, q, k, v, &a);
@@ -244,6 +248,13 @@ static void case_attention_backward(Run *run)
         for (int64_t i = 0; i < N * a.NH; i++) expect_backward(&a, &x, i / a.NH, i % a.NH, p);
     }
     free(p);
+}
+
+static void case_attention_backward(Run *run)
+{
+    Attention a = random_attention(run);
+    add_documents(run, &a);
+    attention_backward_case(run, a);
 }
 
 /* ---- documents and NaN, on every instruction set ---- */
@@ -260,7 +271,7 @@ static void run_pass(Pass *x)
     const Attention *a = &x->a;
     int64_t C = a->NH * a->HD, G = a->NKV * a->HD;
     Tensor q = tensor_cols(x->qkv, 0, C), k = tensor_cols(x->qkv, C, G), v = tensor_cols(x->qkv, C + G, G);
-    need(&x->run, (Need){.N = a->B * a->Tq, .T = a->Tk, .head_dim = a->HD, .group = a->NH / a->NKV});
+    need(&x->run, (Need){.N = a->B * a->Tq, .T = a->Tk, .head_dim = a->HD, .group = a->NH / a->NKV, .heads = a->NH});
     ops(&x->run)->attention_forward(x->att, x->lse, q, k, v, a);
     ops(&x->run)->attention_backward(tensor_cols(x->dqkv, 0, C), tensor_cols(x->dqkv, C, G),
                                      tensor_cols(x->dqkv, C + G, G), x->datt, x->att, x->lse, q, k, v, a);
@@ -293,11 +304,11 @@ static void copy_rows(Tensor to, Tensor from, int64_t row)
 }
 
 /* Documents that begin at a whole block of 64 keys, at [0, 64, 128): each alone gives the same bits, both ways. */
-static void test_document_alone(const char *isa, DType act)
+static void test_document_alone(const char *isa, DType act, int64_t HD)
 {
     enum { T = 150, STARTS = 3 };
     static const int64_t START[STARTS + 1] = {0, 64, 128, T};
-    Attention a = {.B = 1, .Tq = T, .Tk = T, .NH = 4, .NKV = 2, .HD = 20};
+    Attention a = {.B = 1, .Tq = T, .Tk = T, .NH = 4, .NKV = 2, .HD = HD};
     Pass whole, alone;
     if (!pass_open(&whole, isa, act, a)) return;
     int32_t *first = integers(&whole.run, T, 0, 0);
@@ -331,11 +342,11 @@ static bool row_is_nan(Tensor t, int64_t r, int64_t c0, int64_t cols)
 
 /* One NaN in q, k or v at `at`: every query that sees it gives NaN, in att and in its gradient. The other sequence and
  * the other key head are as if nothing had been. */
-static void one_nan(const char *isa, DType act, int which, int64_t at, int64_t document)
+static void one_nan(const char *isa, DType act, int64_t HD, int which, int64_t at, int64_t document)
 {
     enum { T = 140 };
-    Attention a = {.B = 2, .Tq = T, .Tk = T, .NH = 4, .NKV = 2, .HD = 10};
-    int64_t HD = a.HD, C = a.NH * HD, G = a.NKV * HD, col = which == 0 ? HD : which == 1 ? C : C + G;
+    Attention a = {.B = 2, .Tq = T, .Tk = T, .NH = 4, .NKV = 2, .HD = HD};
+    int64_t C = a.NH * HD, G = a.NKV * HD, col = which == 0 ? HD : which == 1 ? C : C + G;
     Pass clean, spoilt;
     if (!pass_open(&clean, isa, act, a)) return;
     pass_open(&spoilt, isa, act, a);
@@ -364,12 +375,12 @@ static void one_nan(const char *isa, DType act, int which, int64_t at, int64_t d
     run_free(&spoilt.run);
 }
 
-static void test_nan(const char *isa, DType act)
+static void test_nan(const char *isa, DType act, int64_t HD)
 {
     static const int64_t AT[] = {0, 1, 63, 64, 100, 139};
     for (int which = 0; which < 3; which++)
         for (int i = 0; i < 6; i++)
-            for (int64_t document = 63; document <= 64; document++) one_nan(isa, act, which, AT[i], document);
+            for (int64_t document = 63; document <= 64; document++) one_nan(isa, act, HD, which, AT[i], document);
 }
 
 #endif

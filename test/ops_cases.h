@@ -241,6 +241,7 @@ static Operand operand_of(Tensor t)
     return (Operand){.rows = t.rows, .cols = t.cols, .row = v, .col = v};
 }
 
+/* On a GPU the bias of a BF16 product is added in BF16 (cuda/gemm.cuh). */
 static void case_linear(Run *run)
 {
     int64_t N = rows_of_run(run), in = cols_of_run(run), out = cols_of_run(run);
@@ -255,7 +256,7 @@ static void case_linear(Run *run)
 
     for (int64_t n = 0; ey && n < N; n++) {
         for (int64_t o = 0; o < out; o++) {
-            ey[n * out + o] = bias.data ? get(bias, 0, o) : 0;
+            ey[n * out + o] = !bias.data ? 0 : run->device ? rounded(get(bias, 0, o), run->act) : get(bias, 0, o);
             for (int64_t i = 0; i < in; i++) {
                 ey[n * out + o] += get(x, n, i) * get(w, o, i);
                 edW[o * in + i] += get(dy, n, o) * get(x, n, i);

@@ -22,8 +22,8 @@ int main(void)
             char name[64];
             snprintf(name, sizeof name, "%s, %s: documents alone, NaN", HARNESS_ISAS[s], act ? "bf16" : "fp32");
             test_case(name);
-            test_document_alone(HARNESS_ISAS[s], (DType)act);
-            if (s > 0 || test_long()) test_nan(HARNESS_ISAS[s], (DType)act);
+            test_document_alone(HARNESS_ISAS[s], (DType)act, 20);
+            if (s > 0 || test_long()) test_nan(HARNESS_ISAS[s], (DType)act, 10);
         }
     harness_report();
     return test_done();

@@ -65,7 +65,7 @@ done < <(sed -nE 's/^LLMC_INLINE [^(]*[ *]([a-z0-9_]+)\(.*/\1/p' llmc/numerics.h
 
 flags=(-std=c++17 -Werror all-warnings -Illmc)
 archs=(sm_80)
-if "$nvcc" --list-gpu-code | grep -qx sm_100; then
+if [[ $'\n'$("$nvcc" --list-gpu-code)$'\n' == *$'\nsm_100\n'* ]]; then
     archs+=(sm_100a)
 else
     skipped=2

@@ -19,7 +19,8 @@ static void test_workspace(void)
                   pick(&run, 1, 5000),
                   pick(&run, 1, 256),
                   pick(&run, 1, 8),
-                  0};
+                  0,
+                  pick(&run, 1, 16)};
         need(&run, n);
         float *partial_end = cpu.partial + ceil_div(n.N, SUM_ROWS) * 2 * n.cols;
         int32_t *sorted_end = cpu.sorted + round_up(n.V, 128) + 1 + n.N;

@@ -104,6 +104,8 @@ static const struct {
     {"sample_every", "5"},
     {"sample_tokens", "6"},
     {"checkpoint_every", "7"},
+    {"checkpoint_async", "true"},
+    {"tune_gemm", "true"},
     {"keep_checkpoints", "8"},
     {"hash_every", "9"},
     {"telemetry_every", "10"},

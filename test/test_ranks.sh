@@ -5,7 +5,7 @@
 # shellcheck source=test/lib.sh disable=SC2317 # functions that only `check` calls
 source "$(dirname "$0")/lib.sh"
 
-if ! command -v mpirun >/dev/null || ! "$program" plan --ranks 2 --layers 1 >/dev/null 2>&1 || ! ldd "$program" | grep -q libmpi; then
+if ! command -v mpirun >/dev/null || ! "$program" plan --ranks 2 --layers 1 >/dev/null 2>&1 || [[ $(ldd "$program") != *libmpi* ]]; then
     skip "many ranks" "no mpirun, or built without MPI"
     finish
 fi
@@ -60,8 +60,7 @@ reference() { # reference ARCH PRECISION
     check "$1 $2: one rank trains" exits 0
 }
 same_tensors() { # same_tensors RUN REFERENCE
-    cmp "$(step_dir "$1" 6)/model.safetensors" "$(step_dir "$2" 6)/model.safetensors" &&
-        cmp "$(step_dir "$1" 6)/optimizer.safetensors" "$(step_dir "$2" 6)/optimizer.safetensors"
+    cmp "$(step_dir "$1" 6)/model.safetensors" "$(step_dir "$2" 6)/model.safetensors" # m and v: by state_hash in the log
 }
 variant() { # variant RANKS STAGE ARCH PRECISION
     local run=$scratch/run name="$3 $4, $1 ranks, stage $2"
@@ -94,6 +93,8 @@ cut() { # cut STEP: as if the job had ended after it
     for later in $(steps_of "$run"); do [ "$later" -le "$1" ] || rm -r "$(step_dir "$run" "$later")"; done
 }
 ranks 4 "$run" llama nvfp4 --zero_stage 3
+check "4 ranks: 4 files of the optimizer" same "$(cd "$(step_dir "$run" 6)" && echo optimizer*)" \
+    "$(printf 'optimizer-%05d-of-00004.safetensors ' 1 2 3 4 | sed 's/ $//')"
 cut 2
 ranks 3 "$run" llama nvfp4 --zero_stage 1 --resume auto
 check "resharded 4 to 3" exits 0
@@ -106,6 +107,31 @@ cut 4
 ranks 2 "$run" llama nvfp4 --zero_stage 2 --resume auto
 check "resharded 1 to 2: log" same_log "$run" "$reference"
 check "resharded: tensors" same_tensors "$run" "$reference"
+
+# ---- in the background: the same files; killed while one is written, the one before is there
+
+contents() { for file in "$(step_dir "$1" "$2")"/*.safetensors; do echo "${file##*/} $(sha256sum <"$file")"; done; }
+for n in 1 3; do
+    for stage in 1 3; do
+        name="background, $n ranks, stage $stage"
+        ranks $n "$scratch/sync" llama nvfp4 --zero_stage $stage --overwrite
+        ranks $n "$scratch/async" llama nvfp4 --zero_stage $stage --overwrite --checkpoint_async true --checkpoint_every 1
+        check "$name: exit code" exits 0
+        check "$name: log" same_log "$scratch/async" "$reference"
+        check "$name: every step" same "$(steps_of "$scratch/async" | tr '\n' ' ')" "1 2 3 4 5 6 "
+        for step in 2 4 6; do
+            check "$name: files of step $step" same "$(contents "$scratch/async" $step)" "$(contents "$scratch/sync" $step)"
+        done
+    done
+done
+for point in open:2 middle:2 sync:1 rename:2 renamed:1 delete:0; do
+    run=$scratch/async_killed
+    LLMC_TEST_STOP=$point ranks 2 "$run" llama nvfp4 --overwrite --checkpoint_async true --checkpoint_every 1 --keep_checkpoints 2
+    check "background, killed at $point" not exits 0
+    ranks 3 "$run" llama nvfp4 --resume auto --zero_stage 2
+    check "background, killed at $point: a new start ends" exits 0
+    check "background, killed at $point: log" same_log "$run" "$reference"
+done
 
 # ---- fast order: near, not equal; bytes on the wire as planned; the slowest rank is named
 
@@ -188,6 +214,7 @@ hurt() { # hurt SIGNAL SECONDS-AFTER-STEP-3 RUN
     check "SIG$signal: within 10 s" holds "$((SECONDS - started)) <= 10"
     kill -KILL "$victim" 2>/dev/null
     check "SIG$signal: no orphan" same "$(pgrep -cf -- "--run_dir $run")" 0
+    [ "$signal" = KILL ] && check "SIG$signal: survivors say whom they wait for" matches err '^rank [0-3] on .*: step [0-9]+, [a-z_]+: told to stop while waiting for rank'
     [ "$signal" = STOP ] && check "SIG$signal: a message names rank, step and operation" matches err 'error: rank [0-9]+ on .*step [0-9]+'
     last=$(newest_step "$run")
     ranks 4 "$run" llama bf16 --steps $((last + 2)) --resume auto
@@ -207,9 +234,70 @@ check "blocked: exit code" not exits 0
 check "blocked: says where" matches err 'error: rank 0 on .*checkpoint of step 2: .*checkpoints'
 run=$scratch/damaged
 ranks 3 "$run" llama bf16
-printf 'x' | dd of="$(step_dir "$run" 6)/optimizer.safetensors" bs=1 seek=4000 conv=notrunc 2>/dev/null
+printf 'x' | dd of="$(step_dir "$run" 6)/optimizer-00002-of-00003.safetensors" bs=1 seek=4000 conv=notrunc 2>/dev/null
 ranks 2 "$run" llama bf16 --steps 7 --resume auto --zero_stage 3
 check "damaged: resumes from the one before" exits 0
-check "damaged: and says so" says err "skipped $run/checkpoints/step_00000006"
+check "damaged: and says so" matches err "skipped $run/checkpoints/step_00000006: .*optimizer-00002-of-00003.safetensors: tensor .* is damaged"
 check "damaged: says it once" same "$(grep -c skipped "$scratch/err")" 1
+rm -r "$(step_dir "$run" 6)" "$(step_dir "$run" 7)" "$(step_dir "$run" 4)/optimizer-00003-of-00003.safetensors"
+ranks 2 "$run" llama bf16 --resume auto
+check "a file of the optimizer is missing: says so" matches err "skipped .*step_00000004: cannot open .*optimizer-00003-of-00003"
+check "a file of the optimizer is missing: resumes from the one before" exits 0
+
+# A file system in a mount namespace of its own that has no room for the second checkpoint.
+cat >"$scratch/small.sh" <<'END'
+mount -t tmpfs -o "size=$2k" tmpfs "$1" || exit 99
+timeout --kill-after=5 60 "${@:4}"
+code=$?
+cp -r "$1"/. "$3"
+exit $code
+END
+checkpoint_kib=$(du -sk "$(step_dir "$scratch/damaged" 2)" | awk '{ print $1 }')
+for background in false true; do
+    run=$scratch/small_$background kib=$((checkpoint_kib * 3 / 2))
+    mkdir "$run" "$run.after"
+    called="3 ranks in a full file system, background $background"
+    # shellcheck disable=SC2046 # words
+    unshare -m bash "$scratch/small.sh" "$run" $kib "$run.after" scripts/run_local.sh -np 3 "$program" $(options llama bf16) \
+        --zero_stage 2 --checkpoint_async $background --run_dir "$run" >"$scratch/out" 2>"$scratch/err" </dev/null
+    code=$?
+    if [ ! -d "$run.after/checkpoints" ]; then
+        skip "a full file system" "no mount namespace here"
+        continue
+    fi
+    check "full disk, background $background: exit code" not exits 0
+    check "full disk, background $background: says what, where and what to do" matches err \
+        'error: rank [0-2] on .*checkpoint of step 4: cannot write .*free some space'
+    ranks 3 "$run.after" llama bf16 --resume auto --zero_stage 2
+    check "full disk, background $background: a new start ends" exits 0
+    check "full disk, background $background: nothing is lost" same_log "$run.after" "$scratch/damaged"
+done
+
+# ---- a loss that is not finite: every rank says so, once
+
+run=$scratch/wild
+ranks 4 "$run" llama bf16 --steps 200 --lr 1000 --weight_decay 100 --grad_clip 0 --warmup_steps 0 --val_every 0 --zero_stage 3
+check "not finite: exit code" not exits 0
+check "not finite: rank 0 names the step and what" matches err '^error: rank 0 on .*: step [0-9]+: the (loss|gradient norm) is -?(nan|inf)'
+check "not finite: and the others" same "$(grep -cE '^rank [1-3] on .*: step [0-9]+, forward and backward: the (loss|gradient norm) is not finite' "$scratch/err")" 3
+
+# ---- the demo: 4 ranks, a kill, 2 ranks; as one rank without
+
+if [ "$long" = 1 ]; then
+    demo=(--config scripts/configs/demo.json --train_data "$scratch/train.bin" --val_data "$scratch/val.bin" --val_batches 1 --hash_every 1
+        --sample_every 0 --steps 20 --checkpoint_every 8)
+    gpt "${demo[@]}" --run_dir "$scratch/demo_one"
+    demo_ranks() {
+        called="demo on $1 ranks"
+        LLMC_TEST_STOP=$2 timeout --kill-after=5 300 scripts/run_local.sh -np "$1" "$program" "${demo[@]}" --run_dir "$scratch/demo_many" \
+            "${@:3}" >"$scratch/out" 2>"$scratch/err" </dev/null
+        code=$?
+    }
+    demo_ranks 4 sync:2 --zero_stage 3 # while step 16 is written
+    check "demo: killed" not exits 0
+    check "demo: step 8 is saved" same "$(steps_of "$scratch/demo_many")" 8
+    demo_ranks 2 none --zero_stage 2 --resume auto
+    check "demo: goes on" exits 0
+    check "demo: log" same_log "$scratch/demo_many" "$scratch/demo_one"
+fi
 finish

@@ -155,7 +155,8 @@ static StepResult run_step(World *w, uint32_t index)
 {
     w->step.step = index;
     telemetry_gradients(&w->telemetry, &w->step, w->batch);
-    return optimizer_step(&w->model.optimizer, N * MICRO_STEPS);
+    optimizer_step(&w->model.optimizer, N * MICRO_STEPS);
+    return optimizer_result(&w->model.optimizer);
 }
 
 /* ---- tests ---- */

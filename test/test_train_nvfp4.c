@@ -87,7 +87,8 @@ static StepResult train_step(Model *model, uint32_t at)
 {
     const ModelSpec *s = &model->spec;
     gradients(model, at);
-    return optimizer_step(&model->optimizer, s->B * s->config.T * s->micro_steps);
+    optimizer_step(&model->optimizer, s->B * s->config.T * s->micro_steps);
+    return optimizer_result(&model->optimizer);
 }
 
 /* ---- memory ---- */

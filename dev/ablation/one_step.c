@@ -53,7 +53,7 @@ static void subject_open(Subject *s, const char *checkpoint, const char *options
     spec.micro_steps = 1;
     spec.generate = spec.recipe.shadow = false;
     if (model_open(&s->model, &spec, ops, &error)) die_usage("%s: %s", options_text, error.text);
-    if (checkpoint_load(checkpoint, &s->model, false, &error)) die("%s", error.text);
+    if (checkpoint_load(checkpoint, &s->model, 0, &error)) die("%s", error.text);
     options_free(&options);
     free(config);
     free(text);

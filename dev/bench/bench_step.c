@@ -50,6 +50,7 @@ static double step_seconds(Model *model, uint32_t step, const int32_t *tokens)
     double start = now_seconds();
     gpt_gradients(&model->gpt, &settings, batch, s->micro_steps);
     optimizer_step(&model->optimizer, N * s->micro_steps);
+    optimizer_result(&model->optimizer);
     double seconds = now_seconds() - start;
     free(batch);
     return seconds;

@@ -62,8 +62,9 @@ const char *cudaGetErrorString(cudaError_t error) { return name_of(error).text; 
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = 1;
-    return cudaSuccess;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES"); /* set and empty: none, as with a GPU */
+    *count = !visible || *visible;
+    return set_error(*count ? cudaSuccess : cudaErrorNoDevice);
 }
 cudaError_t cudaSetDevice(int device) { return set_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
 cudaError_t cudaGetDevice(int *device)

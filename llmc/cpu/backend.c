@@ -268,6 +268,10 @@ static int cpu_weight_pieces(const Linear *w, WeightPiece out[WEIGHT_PIECES])
     return count + view_pieces(&o->col, true, o->rows, o->cols, out + count);
 }
 
+/* Steps have ended when they return: at most one result is there. */
+static void cpu_result_post(const StepResult *result) { cpu.result = *result; }
+static void cpu_result_collect(StepResult *host) { *host = cpu.result; }
+
 static void cpu_product_counts(ProductCounts *counts) { *counts = cpu.counts; }
 static void cpu_measure(QuantStats *stats) { cpu.measure = stats; }
 
@@ -346,6 +350,8 @@ int cpu_open(const Ops **out, const char *isa, int64_t threads, Error *error)
     ops.peak_flops = cpu_peak_flops;
     ops.begin_step = cpu_begin_step;
     ops.begin_micro_step = cpu_begin_micro_step;
+    ops.result_post = cpu_result_post;
+    ops.result_collect = cpu_result_collect;
     ops.product_counts = cpu_product_counts;
     ops.measure = cpu_measure;
     ops.weight_pieces = cpu_weight_pieces;

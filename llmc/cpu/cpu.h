@@ -28,6 +28,7 @@ typedef struct {
     int threads;
     GemmKernel gemm[2]; /* by DTYPE_FP32, DTYPE_BF16 */
     GemmWorkspace workspace;
+    StepResult result; /* posted */
     ProductCounts counts;
     QuantStats *measure;      /* [layers][OPERAND_ROLES] of the caller, or NULL */
     float *partial;           /* [ceil(N / SUM_ROWS)][2][cols]: partial sums over tokens */

@@ -29,6 +29,7 @@ typedef struct {
     gmem<int32_t> sorted;  /* [Vp + 1 + N]: embedding_backward's counting sort */
     gmem<float> attention; /* [N, NH]: attention_backward's row sums */
     ProductCounts counts;
+    bool fast_sums; /* a product may add into a gradient without a rounding of its own before */
 } CudaState;
 
 extern CudaState cuda;
@@ -85,6 +86,7 @@ void cuda_operand_from_activation_backward(Operand *dh, Tensor du, Tensor h, Act
 void cuda_linear_forward(Tensor y, const Operand *x, const Linear *w);
 void cuda_linear_backward_input(Tensor dx, const Operand *dy, const Linear *w);
 void cuda_linear_backward_weight(Linear *w, const Operand *dy, const Operand *x);
+void cuda_tune(const Linear *w, int64_t N);
 void cuda_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step);
 void cuda_weight_amax(float *amax, Tensor rows);
 void cuda_weight_pack(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step);

@@ -61,7 +61,7 @@ template <class T> struct gmem {
         return atomicAdd(access(p + i, sizeof(T), true), x);
     }
 
-private:
+  private:
     /* The address to use for an access of `bytes` at `at`. */
     static __device__ T *access(T *at, size_t bytes, bool write)
     {

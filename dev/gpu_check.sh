@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# What a GPU says about the CUDA program, in at most 8 minutes: the operations against the CPU's, 200 steps of the demo's
+# model beside train_gpt's losses, then benchmarks. One row as each stage ends; each has a timeout of its own. Exit code 1
+# when a stage failed.
+#
+#     dev/gpu_check.sh                    builds for the GPU found (needs nvcc)
+#     dev/gpu_check.sh build/prebuilt     programs that were built elsewhere (make prebuilt GPU_ARCH=sm_90)
+#     dev/gpu_check.sh --host             the same on a CPU, with tiny sizes: to see that this script works
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+host=0 prebuilt=
+case ${1:-} in
+--host) host=1 ;;
+-*) echo "usage: dev/gpu_check.sh [--host | FOLDER]" && exit 2 ;;
+*) prebuilt=${1:-} ;;
+esac
+train_gpt=./train_gpt nvfp4=./train_gpt_nvfp4 tools=build/nvcc
+[ $host = 1 ] && nvfp4=./train_gpt_nvfp4_cpu tools=build/cuda_on_cpu
+[ -n "$prebuilt" ] && train_gpt=$prebuilt/train_gpt nvfp4=$prebuilt/train_gpt_nvfp4 tools=$prebuilt
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+failed=0
+readonly END=$((SECONDS + 480))
+
+stage() { # stage NAME SECONDS COMMAND...: within what is left of 8 minutes
+    local name=$1 limit=$2 left=$((END - SECONDS)) start=$SECONDS code
+    [ "$left" -lt "$limit" ] && limit=$left
+    [ "$limit" -lt 5 ] && echo "skipped   $name: no time left" && return 1
+    timeout --kill-after=5 "$limit" "${@:3}" >"$scratch/log" 2>&1
+    code=$?
+    if [ $code -eq 0 ]; then
+        echo "ok        $name ($((SECONDS - start)) s)"
+    else
+        failed=1
+        [ $code -ge 124 ] && echo "timeout   $name after $limit s" || echo "FAILED    $name (exit code $code)"
+    fi
+    tail -n "${shown:-15}" "$scratch/log" | sed 's/^/          /'
+    return $code
+}
+
+[ $host = 1 ] || nvidia-smi --query-gpu=name,compute_cap,driver_version,clocks.max.sm,memory.total --format=csv,noheader
+if [ -z "$prebuilt" ]; then
+    stage "build" 300 make -j "$(getconf _NPROCESSORS_ONLN)" train_gpt "${nvfp4#./}" "$tools/cuda_ops" "$tools/bench_cuda" || exit 1
+fi
+
+# ---- operations: the CPU's cases, within the same bounds
+
+ops=()
+[ $host = 1 ] && ops=(linear adamw)
+stage "operations against the CPU's" 120 "$tools/cuda_ops" "${ops[@]}"
+
+# ---- 200 steps of the demo's model
+
+steps=200 batch=4
+[ $host = 1 ] && steps=3
+text() { # text FILE BYTES: words of a small vocabulary
+    awk -v bytes="$2" -v x=7 'BEGIN {
+        n = split("the of and to in a that it was he for on with as his they be at one have this from or had by", word, " ")
+        while (length(text) < bytes) { x = (x * 16807 + 11) % 2147483647; text = text word[x % n + 1] " " }
+        printf "%s", text }' >"$1"
+}
+text "$scratch/text" 400000
+"$train_gpt" tokenize --input "$scratch/text" --output "$scratch/train.bin" >/dev/null
+demo=(--config scripts/configs/demo.json --precision bf16 --steps "$steps" --batch "$batch" --train_data "$scratch/train.bin" --val_every 0
+    --sample_every 0 --checkpoint_every 0 --hash_every 0)
+gap() { # gap RUN RUN: the largest relative difference of losses, over the first 20 steps and over all
+    paste <(sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$1/log.jsonl") <(sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$2/log.jsonl") | awk -v steps=$steps '
+        { d = $1 / $2 - 1; d = d < 0 ? -d : d; if (NR <= 20 && d > early) early = d; if (d > all) all = d }
+        END { printf "largest relative difference of losses: %.2e in the first 20 steps, %.2e in all\n", early, all
+              exit !(NR == steps && early < 1e-3 && all < 3e-2) }'
+}
+shown=2
+stage "demo, $steps steps, train_gpt" 150 "$train_gpt" "${demo[@]}" --run_dir "$scratch/cpu"
+stage "demo, $steps steps, ${nvfp4##*/}" 120 "$nvfp4" "${demo[@]}" --run_dir "$scratch/cuda" &&
+    { gap "$scratch/cuda" "$scratch/cpu" || { failed=1 && echo "FAILED    demo: the losses differ"; }; }
+
+# ---- benchmarks
+
+shown=60
+if [ $host = 1 ]; then
+    stage "benchmarks" 60 "$tools/bench_cuda" --quick
+else
+    stage "benchmarks" 120 "$tools/bench_cuda"
+fi
+shown=4
+gpt2=(--config scripts/configs/gpt2_124m.json --precision bf16 --train_data "$scratch/train.bin" --val_every 0 --checkpoint_every 0 --warmup_steps 1)
+if [ $host = 1 ]; then
+    gpt2+=(--steps 2 --layers 1 --hidden 64 --heads 1 --vocab 257 --eot_token -1 --seq_len 32 --batch 1 --global_batch_tokens 32)
+else
+    gpt2+=(--steps 20 --batch 32 --global_batch_tokens 131072)
+fi
+speed() { # speed RUN: median of the later half
+    sed -n 's/.*"tokens_per_s":\([^,]*\),"mfu":\([^,]*\),.*/\1 \2/p' "$1/log.jsonl" | awk -v n="$(wc -l <"$1/log.jsonl")" 'NR > n / 2' | sort -n |
+        awk '{ t[NR] = $1; m[NR] = $2 } END { k = int((NR + 1) / 2); printf "%.0f tokens/s, %.1f%% of peak\n", t[k], 100 * m[k] }'
+}
+stage "GPT-2 124M, BF16" 90 "$nvfp4" "${gpt2[@]}" --run_dir "$scratch/gpt2" && speed "$scratch/gpt2"
+
+# ---- memory errors that only the device sees, where there is time
+
+if [ $host = 0 ] && command -v compute-sanitizer >/dev/null; then
+    stage "compute-sanitizer" 60 compute-sanitizer --error-exitcode 1 "$tools/cuda_ops" adamw norm
+elif [ $host = 0 ]; then
+    echo "skipped   compute-sanitizer: not installed"
+fi
+exit $failed

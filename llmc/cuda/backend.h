@@ -1,0 +1,17 @@
+/* The CUDA backend's door. Floor 2. */
+#ifndef LLMC_CUDA_BACKEND_H
+#define LLMC_CUDA_BACKEND_H
+
+#include "../ops.h"
+
+C_BEGIN
+
+/* Device 0 of those that the process sees. isa must be "auto"; threads: of the host's loops, 0 all. Runs the self-test
+ * (self_test.cu). Dies where there is no GPU that can be used, or the self-test fails. 0 and *ops, or -1: the arguments. */
+int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error);
+
+const char *cuda_isa(void); /* of the open backend: "sm_90" */
+int cuda_threads(void);
+
+C_END
+#endif

@@ -1,0 +1,118 @@
+/* The three products of a linear layer, and its weight in the form that they read.
+ *
+ * A plain view is a matrix as the source, [rows, cols], that row and column view share; a product that sums over rows
+ * reads it with k not contiguous.
+ */
+#include "gemm.cuh"
+
+static DType view_dtype(const View *v) { return v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16; }
+
+typedef struct { /* one operand of a product */
+    const Operand *o;
+    const View *view;
+    bool k_contiguous; /* the product sums over the source's columns */
+} Factor;
+
+static GemmInput input_of(Factor f) { return GemmInput{f.view->data, view_dtype(f.view), f.o->cols, f.k_contiguous}; }
+
+/* out (+)= the product of both factors; counts it. */
+static void product(int kind, Factor a, Factor b, GemmOutput out)
+{
+    Format format = a.view->format.format;
+    if (format != b.view->format.format)
+        die("matrix product of operands that do not belong together: formats %d and %d; this is a bug", format,
+            b.view->format.format);
+    int64_t M = a.k_contiguous ? a.o->rows : a.o->cols, N = b.k_contiguous ? b.o->rows : b.o->cols;
+    int64_t K = a.k_contiguous ? a.o->cols : a.o->rows;
+    cuda_gemm(M, N, K, input_of(a), input_of(b), out, 1.0f);
+    cuda.counts.count[kind][format]++;
+}
+
+void cuda_linear_forward(Tensor y, const Operand *x, const Linear *w)
+{
+    product(PRODUCT_FPROP, Factor{x, &x->row, true}, Factor{&w->weight, &w->weight.row, true},
+            GemmOutput{y.data, y.dtype, y.ld, w->bias.data, false});
+}
+
+void cuda_linear_backward_input(Tensor dx, const Operand *dy, const Linear *w)
+{
+    product(PRODUCT_DGRAD, Factor{dy, &dy->row, true}, Factor{&w->weight, &w->weight.col, false},
+            GemmOutput{dx.data, dx.dtype, dx.ld, NULL, false});
+}
+
+void cuda_linear_backward_weight(Linear *w, const Operand *dy, const Operand *x)
+{
+    product(PRODUCT_WGRAD, Factor{dy, &dy->col, false}, Factor{x, &x->col, false},
+            GemmOutput{w->dW.data, w->dW.dtype, w->dW.ld, NULL, true});
+}
+
+/* On scratch memory of its own; the gradient is left alone. */
+void cuda_tune(const Linear *w, int64_t N)
+{
+    int64_t out = w->weight.rows, in = w->weight.cols;
+    const LinearFormats *f = &w->formats;
+    size_t bytes = (size_t)(N * max_i64(in, out)) * sizeof(float);
+    char *memory;
+    cuda_check(cudaMalloc((void **)&memory, 2 * bytes), "tune_gemm");
+    cuda_check(cudaMemsetAsync(memory, 0, 2 * bytes, cuda.stream), "tune_gemm");
+    Operand x = {}, dy = {};
+    x.rows = dy.rows = N;
+    x.cols = in, dy.cols = out;
+    x.row.format = f->x_row, x.col.format = f->x_col, dy.row.format = f->dy_row, dy.col.format = f->dy_col;
+    x.row.data = x.col.data = dy.row.data = dy.col.data = memory;
+    DType act = view_dtype(&x.row);
+    Linear layer = *w;
+
+    gemm_tuning(true);
+    cuda_linear_forward(Tensor{memory + bytes, act, N, out, out}, &x, w);
+    if (f->dy_row.format != FORMAT_NONE) cuda_linear_backward_input(Tensor{memory + bytes, act, N, in, in}, &dy, w);
+    if (f->dy_col.format != FORMAT_NONE) cuda_linear_backward_weight(&layer, &dy, &x);
+    gemm_tuning(false);
+    cuda_check(cudaStreamSynchronize(cuda.stream), "tune_gemm");
+    cuda_check(cudaFree(memory), "tune_gemm");
+}
+
+/* Rows row0 .. of every view, from those of the master. */
+static void prepare_rows(const Operand *o, Tensor rows, int64_t row0)
+{
+    const View *view[2] = {&o->row, &o->col};
+    for (int i = 0; i < 2; i++) {
+        Tensor whole = {view[i]->data, view_dtype(view[i]), o->rows, o->cols, o->cols};
+        Tensor part = tensor_rows(whole, row0, rows.rows);
+        bool done = i == 1 && view[1]->data == view[0]->data;
+        if (view[i]->format.format != FORMAT_NONE && part.data != rows.data && !done && rows.rows)
+            cuda_copy(part, rows);
+    }
+}
+
+void cuda_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
+{
+    (void)seed, (void)step;
+    prepare_rows(&w->weight, master, 0);
+}
+
+void cuda_weight_pack(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step)
+{
+    (void)amax, (void)seed, (void)step;
+    prepare_rows(&w->weight, rows, row0);
+}
+
+void cuda_weight_amax(float *amax, Tensor rows)
+{
+    (void)amax, (void)rows;
+    die("weight_amax: only NVFP4 asks for it; this is a bug");
+}
+
+int cuda_weight_pieces(const Linear *w, WeightPiece out[WEIGHT_PIECES])
+{
+    const Operand *o = &w->weight;
+    const View *view[2] = {&o->row, &o->col};
+    int count = 0;
+    for (int i = 0; i < 2; i++) {
+        if (view[i]->format.format == FORMAT_NONE || (i == 1 && views_are_one(&o->row.format, &o->col.format)))
+            continue;
+        size_t row_bytes = (size_t)o->cols * dtype_bytes(view_dtype(view[i]));
+        out[count++] = WeightPiece{(char *)view[i]->data, 16 * row_bytes, (size_t)o->rows * row_bytes};
+    }
+    return count;
+}

@@ -1,0 +1,95 @@
+/* See self_test.cuh. It allocates for itself and leaves nothing behind. */
+#include "self_test.cuh"
+
+#include "../philox.h"
+#include "gemm.cuh"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { ROWS = 80, COLS = 48, DEPTH = 96, LARGEST = DEPTH * DEPTH };
+
+typedef struct { /* one kind of product, as the linear layers use it */
+    const char *name;
+    DType in, out;
+    bool a_k_contiguous, b_k_contiguous, bias, accumulate;
+} Case;
+
+/* A matrix on both sides: values in [-1, 1) of which BF16 holds every one. */
+typedef struct {
+    float value[LARGEST];
+    void *device;
+} Sample;
+
+static void *device_memory(size_t bytes)
+{
+    void *memory = NULL;
+    cuda_check(cudaMalloc(&memory, bytes), "self-test");
+    return memory;
+}
+
+static void fill(const Ops *ops, Sample *m, DType dtype, uint32_t stream)
+{
+    static uint16_t half[LARGEST];
+    for (uint32_t i = 0; i < LARGEST; i++) {
+        m->value[i] = (float)(int)(philox_draw(1, i, 0, 0, 0, 0, stream).word[0] % 256) / 128.0f - 1.0f;
+        half[i] = bf16_from_f32(m->value[i]);
+    }
+    const void *host = dtype == DTYPE_BF16 ? (const void *)half : m->value;
+    ops->copy_in(m->device, host, LARGEST * dtype_bytes(dtype));
+}
+
+static double element(const Sample *m, bool k_contiguous, int outer, int k, int outers)
+{
+    return (double)(k_contiguous ? m->value[outer * DEPTH + k] : m->value[k * outers + outer]);
+}
+
+static void try_product(const Ops *ops, const Case *c, Sample *a, Sample *b, Sample *out, Sample *bias)
+{
+    static float got[LARGEST];
+    static uint16_t half[LARGEST];
+    const float alpha = c->accumulate ? 1.0f : 0.375f;
+    fill(ops, a, c->in, 1);
+    fill(ops, b, c->in, 2);
+    fill(ops, out, c->out, 3);
+    fill(ops, bias, DTYPE_FP32, 4);
+    cuda_gemm(ROWS, COLS, DEPTH, GemmInput{a->device, c->in, c->a_k_contiguous ? DEPTH : ROWS, c->a_k_contiguous},
+              GemmInput{b->device, c->in, c->b_k_contiguous ? DEPTH : COLS, c->b_k_contiguous},
+              GemmOutput{out->device, c->out, COLS, c->bias ? bias->device : NULL, c->accumulate}, alpha);
+    ops->copy_out(c->out == DTYPE_BF16 ? (void *)half : got, out->device, ROWS * COLS * dtype_bytes(c->out));
+    for (int i = 0; i < ROWS * COLS; i++) {
+        int row = i / COLS, col = i % COLS;
+        double sum = 0, limit = c->out == DTYPE_BF16 ? 0x1p-6 : 1e-5; /* two roundings of values below 16 */
+        for (int k = 0; k < DEPTH; k++)
+            sum += element(a, c->a_k_contiguous, row, k, ROWS) * element(b, c->b_k_contiguous, col, k, COLS);
+        double expected = (double)alpha * sum + (c->bias ? (double)bias->value[col] : 0);
+        if (c->accumulate) expected += (double)out->value[i];
+        double is = c->out == DTYPE_BF16 ? (double)bf16_to_f32(half[i]) : (double)got[i];
+        if (!(fabs(is - expected) <= limit * (1 + fabs(expected))))
+            die("self-test: %s: element [%d, %d] is %.9g and should be %.9g; %s and this driver do not work together: "
+                "install another version of either",
+                c->name, row, col, is, expected, gemm_library());
+    }
+}
+
+void self_test(const Ops *ops)
+{
+    static const Case CASES[] = {
+        {"fprop in BF16", DTYPE_BF16, DTYPE_BF16, true, true, false, false},
+        {"fprop in BF16 with a bias", DTYPE_BF16, DTYPE_BF16, true, true, true, false},
+        {"dgrad in BF16", DTYPE_BF16, DTYPE_BF16, true, false, false, false},
+        {"wgrad in BF16", DTYPE_BF16, DTYPE_FP32, false, false, false, true},
+        {"fprop in FP32 with a bias", DTYPE_FP32, DTYPE_FP32, true, true, true, false},
+        {"dgrad in FP32", DTYPE_FP32, DTYPE_FP32, true, false, false, false},
+        {"wgrad in FP32", DTYPE_FP32, DTYPE_FP32, false, false, false, true},
+    };
+    Sample *m = (Sample *)xcalloc(4, sizeof *m);
+    Need need = {};
+    void *workspace = device_memory(ops->workspace_bytes(&need));
+    ops->workspace_set(workspace, &need);
+    for (int i = 0; i < 4; i++) m[i].device = device_memory(LARGEST * sizeof(float));
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) try_product(ops, &CASES[i], &m[0], &m[1], &m[2], &m[3]);
+    for (int i = 0; i < 4; i++) cuda_check(cudaFree(m[i].device), "self-test");
+    cuda_check(cudaFree(workspace), "self-test");
+    free(m);
+}

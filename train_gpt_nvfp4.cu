@@ -1,0 +1,19 @@
+/* train_gpt_nvfp4: the trainer on NVIDIA GPUs.
+ *
+ * This file only wires, as train_gpt.c does for the CPU: a program is a backend behind the table of operations
+ * (llmc/ops.h) and the common main (llmc/program.c). What to read, beside what train_gpt.c names:
+ *
+ *     llmc/cuda/backend.cu    the device, memory, the step
+ *     llmc/cuda/gemm.cu       matrix products by cuBLASLt
+ *     llmc/cuda/gmem.cuh      how kernels reach memory; then norm.cu, the simplest of them, and attention.cu
+ *
+ * The same source compiled for the host, through dev/cuda_on_cpu, is train_gpt_nvfp4_cpu.
+ */
+#include "cuda/backend.h"
+#include "program.h"
+
+int main(int argc, char **argv)
+{
+    static const Backend BACKEND = {cuda_open, cuda_isa, cuda_threads};
+    return program_main(argc, argv, &BACKEND);
+}
