@@ -46,7 +46,7 @@ template <class T> struct gmem {
     }
     template <int n> __device__ void st_pack(int64_t i, Pack<Value, n> x) const
     {
-        move<sizeof x>(access(p + i, sizeof x, true), &x);
+        store(access(p + i, sizeof x, true), x);
     }
 
     /* Integers only: sums of floats would depend on the order. Returns the value before. */
@@ -71,6 +71,25 @@ template <class T> struct gmem {
         (void)bytes, (void)write;
         return at;
 #endif
+    }
+    /* By name: nvcc makes four stores of 4 bytes of many an assignment of 16. */
+    template <int n> static __device__ void store(T *to, Pack<Value, n> x)
+    {
+#ifdef __CUDA_ARCH__
+        if (sizeof x == 16) {
+            uint4 words;
+            memcpy(&words, &x, sizeof words);
+            __stwb((uint4 *)to, words);
+            return;
+        }
+        if (sizeof x == 8) {
+            uint2 words;
+            memcpy(&words, &x, sizeof words);
+            __stwb((uint2 *)to, words);
+            return;
+        }
+#endif
+        move<sizeof x>(to, &x);
     }
     template <size_t bytes> static __device__ void move(void *to, const void *from)
     {

@@ -10,10 +10,12 @@ void cuda_copy(Tensor dst, Tensor src)
              make_views("copy", TensorSource<T>{matrix<const T>(src)}, to, is_aligned(src), src.rows, src.cols));
 }
 
-/* A slice of columns: a warp a row, as a copy without its reads. */
+/* A slice of columns: a copy without its reads. */
 struct ZeroSource {
     static constexpr int wide = 4, parts = 1;
-    template <int W> __device__ void load(float (&out)[1][W], int64_t, int64_t) const
+    template <int W> using Columns = NoColumns;
+    template <int W> __device__ NoColumns columns(int64_t) const { return {}; }
+    template <int W> __device__ void load(float (&out)[1][W], int64_t, int64_t, NoColumns) const
     {
 #pragma unroll
         for (int j = 0; j < W; j++) out[0][j] = 0.0f;

@@ -35,17 +35,25 @@ template <class T> struct NormSource {
     Matrix<const float> stats;
     gmem<const float> gain, bias; /* bias absent: RMSNorm */
 
-    template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c) const
+    template <int W> struct Columns {
+        float gain[W], bias[W];
+    };
+    template <int W> __device__ Columns<W> columns(int64_t c) const
+    {
+        Columns<W> of = {};
+        load_row<W>(of.gain, gain, c, x.cols);
+        if (!bias.absent()) load_row<W>(of.bias, bias, c, x.cols);
+        return of;
+    }
+    template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c, const Columns<W> &of) const
     {
         bool layernorm = !bias.absent();
-        float mean = layernorm ? stats.row(r).ld(0) : 0.0f, rstd = stats.row(r).ld(layernorm ? 1 : 0), g[W], b[W];
+        float mean = layernorm ? stats.row(r).ld(0) : 0.0f, rstd = stats.row(r).ld(layernorm ? 1 : 0);
         load_row<W>(out[0], x.row(r), c, x.cols);
-        load_row<W>(g, gain, c, x.cols);
-        if (layernorm) load_row<W>(b, bias, c, x.cols);
 #pragma unroll
         for (int j = 0; j < W; j++) {
             float v = out[0][j];
-            out[0][j] = layernorm ? fmaf((v - mean) * rstd, g[j], b[j]) : v * rstd * g[j];
+            out[0][j] = layernorm ? fmaf((v - mean) * rstd, of.gain[j], of.bias[j]) : v * rstd * of.gain[j];
         }
     }
 };
@@ -55,7 +63,9 @@ template <class T, Activation f> struct ActivationSource {
     Matrix<const T> h;
     int64_t F;
 
-    template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c) const
+    template <int W> using Columns = NoColumns;
+    template <int W> __device__ NoColumns columns(int64_t) const { return {}; }
+    template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c, NoColumns) const
     {
         float up[W];
         load_row<W>(out[0], h.row(r), c, F);
@@ -73,7 +83,9 @@ template <class T, Activation f> struct ActivationGradientSource {
     static constexpr int wide = 16 / sizeof(T), parts = f == ACTIVATION_SWIGLU ? 2 : 1;
     Matrix<const T> du, h;
 
-    template <int W> __device__ void load(float (&out)[parts][W], int64_t r, int64_t c) const
+    template <int W> using Columns = NoColumns;
+    template <int W> __device__ NoColumns columns(int64_t) const { return {}; }
+    template <int W> __device__ void load(float (&out)[parts][W], int64_t r, int64_t c, NoColumns) const
     {
         int64_t F = du.cols;
         float d[W], x[W], up[W];

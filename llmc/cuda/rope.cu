@@ -4,7 +4,8 @@
  * so a lane takes V neighbours of the lower half and the same V of the upper, and as many lanes as make a head form a
  * group that sums by shuffles. The angles of a lane's elements are the same for all heads, so they stay in registers.
  *
- *     HD = 64, BF16: V = 8, 4 lanes a head, 8 heads at once; odd shapes: V = 1, 32 lanes a head, up to 4 pairs a lane
+ *     HD = 64, BF16   forward V = 8, 4 lanes a head, 8 heads at once; backward V = 4, 8 lanes, 4 heads
+ *     odd shapes      V = 1, 32 lanes a head, up to 4 pairs a lane
  */
 #include "rows.cuh"
 
@@ -241,11 +242,9 @@ static Heads heads_of(const char *op, Tensor q_gain, Tensor k_gain, float eps, T
                  matrix<const float>(cos_sin)};
 }
 
-/* V elements of T at once need heads, and halves of heads, that begin at multiples of 16 bytes. */
-static bool wide_heads(DType dtype, const Attention *a, Tensor x, Tensor y, Tensor q_gain, Tensor k_gain,
-                       Tensor cos_sin)
+/* V elements at once need heads, and halves of heads, that begin at multiples of their size. */
+static bool wide_heads(int V, const Attention *a, Tensor x, Tensor y, Tensor q_gain, Tensor k_gain, Tensor cos_sin)
 {
-    int64_t V = 16 / (int64_t)dtype_bytes(dtype);
     return a->HD / 2 % V == 0 && is_aligned(x) && is_aligned(y) && is_aligned(q_gain) && is_aligned(k_gain) &&
            is_aligned(cos_sin);
 }
@@ -257,17 +256,19 @@ static int lanes_of(int64_t packs) /* of half a head, at most 32: the next power
     return lanes;
 }
 
-template <class T> static void forward(Tensor out, Tensor qkv, Heads p, bool wide)
+template <class T>
+static void forward(Tensor out, Tensor qkv, Heads p, const Attention *a, Tensor q_gain, Tensor k_gain, Tensor cos_sin)
 {
     constexpr int V = 16 / sizeof(T);
     bool copy_v = out.data != qkv.data;
     unsigned blocks = blocks_for_warps(qkv.rows);
-    if (wide) p.lanes = lanes_of(p.HD / 2 / V);
-    if (wide)
+    if (wide_heads(V, a, out, qkv, q_gain, k_gain, cos_sin)) {
+        p.lanes = lanes_of(p.HD / 2 / V);
         turn_heads<T, V, 1><<<blocks, BLOCK, 0, cuda.stream>>>(matrix<T>(out), matrix<const T>(qkv), p, copy_v);
-    else
+    } else {
         turn_heads<T, 1, MOST_PAIRS>
             <<<blocks, BLOCK, 0, cuda.stream>>>(matrix<T>(out), matrix<const T>(qkv), p, copy_v);
+    }
 }
 
 void cuda_qk_norm_rope_forward(Tensor out, Tensor qkv, Tensor q_gain, Tensor k_gain, float eps, Tensor cos_sin,
@@ -276,22 +277,25 @@ void cuda_qk_norm_rope_forward(Tensor out, Tensor qkv, Tensor q_gain, Tensor k_g
     const char *op = "qk_norm_rope_forward";
     if (!qkv.rows) return;
     Heads p = heads_of(op, q_gain, k_gain, eps, cos_sin, a);
-    bool wide = wide_heads(qkv.dtype, a, out, qkv, q_gain, k_gain, cos_sin);
-    BY_DTYPE(qkv.dtype, T, forward<T>(out, qkv, p, wide));
+    BY_DTYPE(qkv.dtype, T, forward<T>(out, qkv, p, a, q_gain, k_gain, cos_sin));
     cuda_check(cudaGetLastError(), op);
 }
 
-template <class T> static void backward(Tensor dqkv, Tensor qkv, Heads p, bool wide)
+/* In BF16 too a lane takes 4 elements: with 8 its sums and operands would fill 164 registers, and a multiprocessor
+ * would hold one block. */
+template <class T>
+static void backward(Tensor dqkv, Tensor qkv, Heads p, const Attention *a, Tensor q_gain, Tensor k_gain, Tensor cos_sin)
 {
-    constexpr int V = 16 / sizeof(T);
+    constexpr int V = 4;
     unsigned blocks = (unsigned)ceil_div(qkv.rows, SUM_ROWS);
-    if (wide) p.lanes = lanes_of(p.HD / 2 / V);
-    if (wide)
+    if (wide_heads(V, a, dqkv, qkv, q_gain, k_gain, cos_sin)) {
+        p.lanes = lanes_of(p.HD / 2 / V);
         turn_heads_back<T, V, 1>
             <<<blocks, BLOCK, 0, cuda.stream>>>(matrix<T>(dqkv), matrix<const T>(qkv), p, cuda.partial);
-    else
+    } else {
         turn_heads_back<T, 1, MOST_PAIRS>
             <<<blocks, BLOCK, 0, cuda.stream>>>(matrix<T>(dqkv), matrix<const T>(qkv), p, cuda.partial);
+    }
 }
 
 void cuda_qk_norm_rope_backward(Tensor dqkv, Tensor dq_gain, Tensor dk_gain, Tensor qkv, Tensor q_gain, Tensor k_gain,
@@ -300,8 +304,7 @@ void cuda_qk_norm_rope_backward(Tensor dqkv, Tensor dq_gain, Tensor dk_gain, Ten
     const char *op = "qk_norm_rope_backward";
     if (!qkv.rows) return;
     Heads p = heads_of(op, q_gain, k_gain, eps, cos_sin, a);
-    bool wide = wide_heads(qkv.dtype, a, dqkv, qkv, q_gain, k_gain, cos_sin);
-    BY_DTYPE(qkv.dtype, T, backward<T>(dqkv, qkv, p, wide));
+    BY_DTYPE(qkv.dtype, T, backward<T>(dqkv, qkv, p, a, q_gain, k_gain, cos_sin));
     cuda_check(cudaGetLastError(), op);
     if (!q_gain.data) return;
     cuda_add_partial_sums(dq_gain, ceil_div(qkv.rows, SUM_ROWS), 0);

@@ -68,12 +68,10 @@ template <int W> __device__ inline void round_pack(Pack<float, W> *to, const flo
 }
 template <int W> __device__ inline void round_pack(Pack<bf16, W> *to, const float (&x)[W])
 {
+    uint32_t pair[(W + 1) / 2]; /* whole words, or the compiler stores halves */
 #pragma unroll
-    for (int j = 0; j < W; j += 2) {
-        uint32_t pair = bf16x2(x[j], W == 1 ? 0.0f : x[(j + 1) % W]);
-        to->v[j].bits = (uint16_t)pair;
-        if (W > 1) to->v[(j + 1) % W].bits = (uint16_t)(pair >> 16);
-    }
+    for (int j = 0; j < W; j += 2) pair[j / 2] = bf16x2(x[j], W == 1 ? 0.0f : x[(j + 1) % W]);
+    memcpy(to, pair, sizeof *to);
 }
 
 template <class T, int W> __device__ inline void unpack(float (&out)[W], Pack<T, W> p)

@@ -7,7 +7,9 @@
  *     struct Source {
  *         static constexpr int wide;    elements of a lane where all is aligned
  *         static constexpr int parts;   a load gives so many packs: columns c, part_cols + c, ...
- *         template <int W> __device__ void load(float (&out)[parts][W], int64_t r, int64_t c) const;
+ *         template <int W> using Columns; what is the same in all rows, loaded once: gains, or NoColumns
+ *         template <int W> __device__ Columns<W> columns(int64_t c) const;
+ *         template <int W> __device__ void load(float (&out)[parts][W], int64_t r, int64_t c, Columns<W>) const;
  *     };
  *
  * Floor 2.
@@ -16,6 +18,9 @@
 #define LLMC_CUDA_VIEWS_CUH
 
 #include "rows.cuh"
+
+struct NoColumns {
+};
 
 struct Target {
     void *data;
@@ -51,27 +56,29 @@ __device__ inline void store_targets(const Targets &t, int64_t r, int64_t c, int
     }
 }
 
-/* A warp takes one row of PACKS x 32 x W columns of a part; a lane's loads are all on their way before it stores.
- * Bytes: those of the source once, those of each target once. Three blocks a multiprocessor leave 80 registers a
- * thread: nvcc on its own stops at 64 and spills. */
+/* A warp takes 32 W columns of ROWS rows, a lane W of them; its loads are all on their way before it stores, and what
+ * is the same for all rows (a gain) is loaded once. Bytes: those of the source once, those of each target once. Three
+ * blocks a multiprocessor leave 80 registers a thread: nvcc on its own stops at 64 and spills. */
+template <class Source> constexpr int rows_of_warp = Source::parts == 1 ? 4 : 2;
+
 template <class Source, int W>
 __global__ void __launch_bounds__(BLOCK, 3)
     write_views(Source from, Targets to, int64_t rows, int64_t cols, uint32_t chunks)
 {
-    enum { PACKS = Source::parts == 1 ? 4 : 2 };
-    Place place = warp_place(chunks, PACKS * WARP * W);
-    int64_t r = place.row, first = place.col + lane_number() * W;
-    float x[PACKS][Source::parts][W];
-    if (r >= rows) return;
+    constexpr int ROWS = rows_of_warp<Source>;
+    Place place = warp_place(chunks, WARP * W);
+    int64_t r = place.row * ROWS, c = place.col + lane_number() * W;
+    float x[ROWS][Source::parts][W];
+    if (r >= rows || c >= cols) return;
+    typename Source::template Columns<W> columns = from.template columns<W>(c);
 #pragma unroll
-    for (int i = 0; i < PACKS; i++)
-        if (first + i * WARP * W < cols) from.template load<W>(x[i], r, first + i * WARP * W);
+    for (int i = 0; i < ROWS; i++)
+        if (r + i < rows) from.template load<W>(x[i], r + i, c, columns);
 #pragma unroll
-    for (int i = 0; i < PACKS; i++)
+    for (int i = 0; i < ROWS; i++)
 #pragma unroll
         for (int part = 0; part < Source::parts; part++)
-            if (first + i * WARP * W < cols)
-                store_targets<W>(to, r, first + i * WARP * W, part * cols, cols, x[i][part]);
+            if (r + i < rows) store_targets<W>(to, r + i, c, part * cols, cols, x[i][part]);
 }
 
 /* The same with partial sums over SUM_ROWS rows: a warp takes 32 W columns of them, a lane W columns from row to row,
@@ -80,18 +87,19 @@ template <class Source, int W>
 __global__ void __launch_bounds__(BLOCK)
     write_views_and_sums(Source from, Targets to, gmem<float> partial, int64_t rows, int64_t cols, uint32_t chunks)
 {
-    enum { BATCH = Source::parts == 1 ? 4 : 2 }; /* rows whose loads are on their way at once */
+    constexpr int BATCH = rows_of_warp<Source>; /* rows whose loads are on their way at once */
     Place place = warp_place(chunks, WARP * W);
     int64_t tile = place.row, end = (tile + 1) * SUM_ROWS, c = place.col + lane_number() * W;
     if (end > rows) end = rows;
     if (tile * SUM_ROWS >= rows || c >= cols) return;
+    typename Source::template Columns<W> columns = from.template columns<W>(c);
     float sum[Source::parts][W] = {};
 #pragma unroll 1
     for (int64_t r = tile * SUM_ROWS; r < end; r += BATCH) {
         float x[BATCH][Source::parts][W];
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
-            if (r + i < end) from.template load<W>(x[i], r + i, c);
+            if (r + i < end) from.template load<W>(x[i], r + i, c, columns);
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             if (r + i >= end) continue;
@@ -110,9 +118,9 @@ __global__ void __launch_bounds__(BLOCK)
 
 template <class Source, int W> void launch_views(const Source &from, const Targets &to, int64_t rows, int64_t part_cols)
 {
-    int64_t chunks = ceil_div(part_cols, (Source::parts == 1 ? 4 : 2) * WARP * W);
+    int64_t chunks = ceil_div(part_cols, WARP * W), warps = ceil_div(rows, rows_of_warp<Source>) * chunks;
     write_views<Source, W>
-        <<<blocks_for_warps(rows * chunks), BLOCK, 0, cuda.stream>>>(from, to, rows, part_cols, (uint32_t)chunks);
+        <<<blocks_for_warps(warps), BLOCK, 0, cuda.stream>>>(from, to, rows, part_cols, (uint32_t)chunks);
 }
 
 template <class Source, int W>
@@ -159,7 +167,10 @@ void make_views_and_sums(const char *op, const Source &from, const Targets &to, 
 template <class T> struct TensorSource {
     static constexpr int wide = 16 / sizeof(T), parts = 1;
     Matrix<const T> x;
-    template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c) const
+
+    template <int W> using Columns = NoColumns;
+    template <int W> __device__ NoColumns columns(int64_t) const { return {}; }
+    template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c, NoColumns) const
     {
         load_row<W>(out[0], x.row(r), c, x.cols);
     }
