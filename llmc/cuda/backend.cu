@@ -4,6 +4,7 @@
 #include "backend.h"
 
 #include "gemm.cuh"
+#include "nvfp4_view.cuh"
 #include "self_test.cuh"
 
 #include <math.h>
@@ -110,19 +111,18 @@ static void cuda_workspace_set(void *memory, const Need *need)
     cuda_copy_in(step_field(offsetof(DeviceStep, finite)), &finite, sizeof finite);
 }
 
-/* A matrix product reads dense rows. */
 static size_t cuda_view_bytes(const ViewFormat *format, unsigned view, int64_t rows, int64_t cols)
 {
-    (void)view;
     if (format->format == FORMAT_NONE) return 0;
-    if (format->format == FORMAT_NVFP4) die_usage("precision nvfp4: not on this backend; give --precision bf16");
+    if (format->format == FORMAT_NVFP4) return nvfp4_view_bytes(format, view, rows, cols);
     return (size_t)(rows * cols) * dtype_bytes(format->format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16);
 }
 
 static void cuda_view_place(View *v, unsigned view, int64_t rows, int64_t cols, void *memory)
 {
-    (void)view, (void)rows, (void)cols;
     v->data = memory;
+    if (v->format.format != FORMAT_NVFP4 || !memory) return;
+    v->tensor_scale = (float *)((char *)memory + nvfp4_before_tensor_scale(&v->format, view, rows, cols));
 }
 
 /* ---- the step ---- */
