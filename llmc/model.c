@@ -67,7 +67,7 @@ static void lay_out(Model *model)
     if (s->document_mask) model->first_key = arena_take(arena, tokens * (size_t)s->micro_steps);
     model->loss = arena_take(arena, sizeof *model->loss);
 
-    model->need = (Need){.fast_sums = s->sharding.order == REDUCE_FAST};
+    model->need = (Need){.fast_sums = s->sharding.order == REDUCE_FAST, .native_rounding = s->native_rounding};
     if (s->B) widen_need(&model->need, gpt_need(&s->config, &batch));
     if (s->generate) widen_need(&model->need, gpt_need(&s->config, &generate));
     for (int i = 0; i < model->table.count && recipe_quantizes(&model->recipe); i++) {

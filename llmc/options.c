@@ -139,6 +139,7 @@ static const Option OPTIONS[] = {
     RECIPE(weight_blocks, "16x16", "16x16|1x16", "of W in fprop and dgrad"),
     RECIPE(rht, "wgrad", "wgrad|off", "Hadamard transform"),
     RECIPE(stochastic_rounding, "gradients", "gradients|off|all", "of what"),
+    BOOL(native_rounding, "false", MODEL | RECIPE_KEY, "by the device (sm_100a, sm_103a): other bits"),
     {"tensor_scale", TYPE_CHOICE, MODEL | QUANTIZE | RECIPE_KEY, FIELD(recipe.tensor_scale), "amax", 0, 0, "amax|pow2", "of a tensor"},
     RECIPE(four_over_six, "off", "off|activations|weights|both", "row copies"),
     RECIPE(four_over_six_metric, "mae", "mae|mse", "errors that it compares"),
