@@ -196,7 +196,7 @@ static const Option OPTIONS[] = {
     BOOL(deterministic_reduction, "true", MODEL | FREE, "same bits for any number of ranks"),
     INT(straggler_every, "100", 0, STEPS_MAX, TRAIN, "steps between lines on the slowest rank"),
     NUM(hang_timeout_s, "600", 0, 1e9, TRAIN, "a silent rank ends the job; 0: never"),
-    BOOL(tune_gemm, "false", TRAIN, "GPU: time algorithms of products at the start"),
+    BOOL(tune_gemm, "false", TRAIN, "GPU: time algorithms of products at start"),
     INT(threads, "0", 0, 1024, MACHINE, "0: all cores this process may use"),
     TEXT(isa, "auto", "auto|portable|avx2|avx512|amx", MACHINE, ""),
 };
