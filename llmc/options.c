@@ -166,7 +166,7 @@ static const Option OPTIONS[] = {
     BOOL(allow_recipe_change, "false", TRAIN | NOT_SAVED, "resume in another precision"),
     TEXT(checkpoint, "", NULL, EVAL | GENERATE | EXPORT | REQUIRED, "folder of a checkpoint"),
     TEXT(data, "", NULL, EVAL, "token files: globs, commas between"),
-    TEXT(hellaswag, "", NULL, EVAL, "llm.c's HellaSwag file: share of right answers"),
+    TEXT(hellaswag, "", NULL, EVAL, "HellaSwag file of llm.c: right answers"),
     TEXT(prompt, "", NULL, GENERATE, "the text to go on from"),
     INT(tokens, "256", 1, 1 << 20, GENERATE, "how many to generate"),
     NUM(temperature, "0.8", 0, 100, GENERATE, "0: always the likeliest token"),
@@ -208,7 +208,7 @@ static const struct {
     const char *name, *arguments, *what;
 } VERBS[VERB_COUNT] = {
     [VERB_TRAIN] = {"train", "", "train a model on token files (the default verb)"},
-    [VERB_EVAL] = {"eval", "", "a checkpoint's loss on token files, its answers to HellaSwag"},
+    [VERB_EVAL] = {"eval", "", "loss of a checkpoint on token files; answers to HellaSwag"},
     [VERB_GENERATE] = {"generate", "", "text from a checkpoint"},
     [VERB_TOKENIZE] = {"tokenize", "", "text files to one file of byte tokens"},
     [VERB_QUANTIZE] = {"quantize", "", "one tensor to NVFP4, with statistics: to study the format"},
