@@ -23,7 +23,7 @@ run_gpus() {
 
 # What is missing, a line each, with what to do about it.
 run_missing() {
-    if [[ $run_program == *nvfp4 ]] && [ -z "$run_memory" ]; then
+    if [[ $run_program == *nvfp4 ]] && [ -z "$run_found" ]; then
         echo "no GPU: nvidia-smi finds none. PROGRAM=./train_gpt trains on the CPU, slowly"
     fi
     if [ ! -x "$run_program" ]; then
@@ -89,16 +89,16 @@ run_main() {
     esac
     run_data=${DATA:-$run_data} run_program=${PROGRAM:-./train_gpt_nvfp4}
     case $run_program in */*) ;; *) run_program=./$run_program ;; esac
-    local gpus missing launch command
-    gpus=$(run_gpus)
-    run_memory=
+    local missing launch command
+    run_found='' run_memory=''
     if [[ $run_program == *nvfp4 ]]; then
-        run_ranks=${run_ranks:-$(grep -c . <<<"$gpus" || true)}
-        run_memory=$(sort -n <<<"$gpus" | head -n 1 | grep -xE '[0-9]+' || true)
+        run_found=$(run_gpus)
+        run_memory=$(sort -n <<<"$run_found" | head -n 1 | grep -xE '[0-9]+' || true)
+        run_ranks=${run_ranks:-$(grep -c . <<<"$run_found" || true)}
     fi
     if [ "${run_ranks:-0}" = 0 ]; then run_ranks=1; fi
-    if [[ $run_program == *nvfp4 ]] && [ -n "$gpus" ] && [ -z "${LAUNCH:-}" ] && [ "$run_ranks" -gt "$(wc -l <<<"$gpus")" ]; then
-        run_stop "-np $run_ranks, but $(wc -l <<<"$gpus") GPUs are here; of several machines: LAUNCH= and RANKS=, see --help"
+    if [ -n "$run_found" ] && [ -z "${LAUNCH:-}" ] && [ "$run_ranks" -gt "$(wc -l <<<"$run_found")" ]; then
+        run_stop "-np $run_ranks, but $(wc -l <<<"$run_found") GPUs are here; of several machines: LAUNCH= and RANKS=, see --help"
     fi
 
     missing=$(run_missing)
