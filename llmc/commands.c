@@ -47,24 +47,48 @@ static void open_checkpoint(Model *model, const Options *options, const Machine 
     options_free(&saved);
 }
 
+static void eval_data(Model *model, const char *pattern)
+{
+    Error error;
+    Evaluation result;
+    DataLoaderConfig config = {.pattern = pattern,
+                               .B = model->spec.B,
+                               .T = model->spec.config.T,
+                               .micro_batches = 1,
+                               .ranks = 1,
+                               .vocab = model->spec.config.V};
+    DataLoader *data = dataloader_open(&config, 0, &error);
+    if (!data || evaluate(model, data, 0, &result, &error)) die("data: %s", error.text);
+    printf("loss %.6f nats per token", result.loss);
+    if (isfinite(result.bits_per_byte)) printf(", %.6f bits per byte", result.bits_per_byte);
+    printf(", over %" PRId64 " tokens of %s\n", result.tokens, pattern);
+    dataloader_close(data);
+}
+
+static void eval_hellaswag(Model *model, const char *path)
+{
+    Error error;
+    HellaSwag file;
+    ChoiceEvaluation result;
+    if (hellaswag_open(&file, path, &error) || evaluate_choices(model, &file, &result, &error))
+        die("hellaswag: %s", error.text);
+    double percent = 100.0 / (double)result.examples;
+    printf("hellaswag %.2f%% (%" PRId64 "/%" PRId64 ") by mean loss (acc_norm, as llm.c), %.2f%% (%" PRId64 "/%" PRId64
+           ") by sum (acc)",
+           percent * (double)result.by_mean, result.by_mean, result.examples, percent * (double)result.by_sum,
+           result.by_sum, result.examples);
+    if (result.skipped)
+        printf(", %" PRId64 " skipped: longer than the context of %" PRId64, result.skipped, model->spec.config.T);
+    printf("\n");
+    hellaswag_close(&file);
+}
+
 int command_eval(const Options *options, const Machine *machine)
 {
     Model model;
-    Error error;
-    Evaluation result;
     open_checkpoint(&model, options, machine, false, options->eval_batch);
-    DataLoaderConfig config = {.pattern = options->data,
-                               .B = model.spec.B,
-                               .T = model.spec.config.T,
-                               .micro_batches = 1,
-                               .ranks = 1,
-                               .vocab = model.spec.config.V};
-    DataLoader *data = dataloader_open(&config, 0, &error);
-    if (!data || evaluate(&model, data, 0, &result, &error)) die("data: %s", error.text);
-    printf("loss %.6f nats per token", result.loss);
-    if (isfinite(result.bits_per_byte)) printf(", %.6f bits per byte", result.bits_per_byte);
-    printf(", over %" PRId64 " tokens of %s\n", result.tokens, options->data);
-    dataloader_close(data);
+    if (*options->data) eval_data(&model, options->data);
+    if (*options->hellaswag) eval_hellaswag(&model, options->hellaswag);
     model_close(&model);
     return 0;
 }

@@ -166,7 +166,8 @@ static const Option OPTIONS[] = {
     BOOL(overwrite, "false", TRAIN | NOT_SAVED, "a run in run_dir may be replaced"),
     BOOL(allow_recipe_change, "false", TRAIN | NOT_SAVED, "resume in another precision"),
     TEXT(checkpoint, "", NULL, EVAL | GENERATE | EXPORT | REQUIRED, "folder of a checkpoint"),
-    TEXT(data, "", NULL, EVAL | REQUIRED, "token files: globs, commas between"),
+    TEXT(data, "", NULL, EVAL, "token files: globs, commas between"),
+    TEXT(hellaswag, "", NULL, EVAL, "HellaSwag file of llm.c: right answers"),
     TEXT(prompt, "", NULL, GENERATE, "the text to go on from"),
     INT(tokens, "256", 1, 1 << 20, GENERATE, "how many to generate"),
     NUM(temperature, "0.8", 0, 100, GENERATE, "0: always the likeliest token"),
@@ -208,7 +209,7 @@ static const struct {
     const char *name, *arguments, *what;
 } VERBS[VERB_COUNT] = {
     [VERB_TRAIN] = {"train", "", "train a model on token files (the default verb)"},
-    [VERB_EVAL] = {"eval", "", "loss and bits per byte of a checkpoint on token files"},
+    [VERB_EVAL] = {"eval", "", "loss of a checkpoint on token files; answers to HellaSwag"},
     [VERB_GENERATE] = {"generate", "", "text from a checkpoint"},
     [VERB_TOKENIZE] = {"tokenize", "", "text files to one file of byte tokens"},
     [VERB_QUANTIZE] = {"quantize", "", "one tensor to NVFP4, with statistics: to study the format"},
@@ -644,6 +645,8 @@ static int options_check(const Options *options, Error *error)
         if (takes(options->verb, o) && o->verbs & REQUIRED && !**(char *const *)((const char *)options + o->offset))
             return error_set(error, "%s needs --%s: %s", verb_name(options->verb), o->key, o->help);
 
+    if (options->verb == VERB_EVAL && !*options->data && !*options->hellaswag)
+        return error_set(error, "eval needs --data (token files), --hellaswag (a file of questions), or both");
     if (options->verb == VERB_COMPARE && options->max_gap < 0 && options->max_gap != -1)
         return error_set(error, "max_gap %g must be at least 0 (or left out)", options->max_gap);
     if (options->verb == VERB_COMPARE && !*options->compare_b)

@@ -76,7 +76,7 @@ typedef struct {
     char *isa;       /* "auto", "portable", "avx2", "avx512", "amx" */
 
     /* eval, generate, tokenize, quantize, compare, export */
-    char *checkpoint, *data, *prompt, *input, *output;
+    char *checkpoint, *data, *hellaswag, *prompt, *input, *output;
     int64_t tokens, top_k;       /* top_k 0: all */
     int64_t eval_batch;          /* 0: that of the run */
     double temperature;          /* 0: greedy */

@@ -30,7 +30,7 @@ skip() { echo "skipped  $1: $2"; }
 sources=$(find llmc test -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | LC_ALL=C sort; ls train_gpt*.c train_gpt*.cu 2>/dev/null)
 c_files=$(grep '\.c$' <<<"$sources")
 formatted="$sources $(find dev -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' | LC_ALL=C sort | tr '\n' ' ')"
-scripts=$(grep -lE '^#!.*\b(ba)?sh\b' scripts/* test/*.sh dev/*.sh .ci/run 2>/dev/null)
+scripts=$(grep -lE '^#!.*\b(ba)?sh\b' scripts/* data/*.sh test/*.sh dev/*.sh .ci/run 2>/dev/null)
 
 build() { # everything but the link of train_gpt, which would replace the one in the repository
     make -k -j "$jobs" "BUILD=build/check/$1" "CC=$1" EXTRA_CFLAGS=-Werror "build/check/$1/train_gpt.o" tests

@@ -34,31 +34,21 @@ fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 name=kjv run=runs/demo prompt='In the beginning'
-sha=b5c4940bcfeee072c0935b5200d0f9d88a00a0199cb0961d16133458fcdfae5d
-is_kjv() { [ -f data/kjv/kjv.txt ] && [ "$(sha256sum <data/kjv/kjv.txt)" = "$sha  -" ]; }
 if [ -n "$text" ]; then
     name=$(basename "$text") && name=${name%.*}
     name=$(LC_ALL=C tr -c 'A-Za-z0-9_\n' _ <<<"${name:-text}") run=runs/demo_$name
     prompt=$(LC_ALL=C awk 'NF >= 3 { print $1, $2, $3; exit }' "$text" | LC_ALL=C cut -c 1-100)
-    source scripts/setup.sh build
-elif is_kjv; then
-    source scripts/setup.sh build
 else
-    source scripts/setup.sh demo
+    data/kjv.sh # brings what is missing, for the build too
+    text=data/kjv/kjv.txt
 fi
+source scripts/setup.sh build
 
 say "build"
 make -s -j "$(getconf _NPROCESSORS_ONLN)"
 
 say "text: data/$name"
 mkdir -p "data/$name"
-if [ -z "$text" ]; then
-    text=data/kjv/kjv.txt
-    if ! is_kjv; then
-        bible -f ge1:1-rev22:21 | sed -E 's/^[^ ]+ //' >data/kjv/kjv.new && mv data/kjv/kjv.new data/kjv/kjv.txt
-        is_kjv || echo "warning: $text is not the text this was tested with (another edition?); going on with it" >&2
-    fi
-fi
 # The last 5% of the bytes, from a line's start, are validation; a text of very long lines is cut within one.
 bytes=$(wc -c <"$text")
 cut=$((bytes * 95 / 100))

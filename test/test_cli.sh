@@ -236,6 +236,33 @@ refused "eval of a truncated file" 1 cut.bin
 gpt eval --checkpoint "$scratch/nowhere" --data "$scratch/val.bin"
 refused "eval of no checkpoint" 1 "$scratch/nowhere"
 
+# HellaSwag: two questions of bytes; the second is longer than the context. write16 WORD...: as uint16.
+write16() { local word; for word; do printf '%b' "\\x$(printf %02x $((word % 256)))\\x$(printf %02x $((word / 256)))"; done; }
+question() { # question LABEL CONTEXT-TOKENS: four completions, of 2, 1, 1, 1 bytes
+    local tokens=()
+    for ((i = 0; i < $2; i++)); do tokens+=(97); done
+    write16 65535 $((2 * (15 + $2))) 0 "$1" 4 "$2" "${tokens[@]}" 2 104 101 1 98 1 99 1 100
+}
+{
+    write16 55434 308 1 0 2 0 # 20240522, 1, 2
+    head -c 1012 /dev/zero
+    question 0 3
+    question 3 17
+} >"$scratch/questions.bin"
+gpt eval --checkpoint "$last" --hellaswag "$scratch/questions.bin"
+check "eval of questions: exit code" exits 0
+check "eval of questions: both shares, and what was left out" matches out \
+    '^hellaswag [0-9.]+% \([01]/1\) by mean loss \(acc_norm, as llm.c\), [0-9.]+% \([01]/1\) by sum \(acc\), 1 skipped: longer than the context of 16$'
+answers=$(cat "$scratch/out")
+gpt eval --checkpoint "$last" --hellaswag "$scratch/questions.bin" --data "$scratch/val.bin" --batch 1
+check "eval of both: two lines" same "$(tail -n 1 "$scratch/out")" "$answers"
+check "eval of both: the loss too" same "$(head -n 1 "$scratch/out")" "$printed"
+head -c 1060 "$scratch/questions.bin" >"$scratch/half.bin"
+gpt eval --checkpoint "$last" --hellaswag "$scratch/half.bin"
+refused "eval of a truncated file of questions" 1 hellaswag half.bin
+gpt eval --checkpoint "$last"
+refused "eval of nothing" 2 'needs --data' --hellaswag
+
 # ---- generate ----
 
 generate() { gpt generate --checkpoint "$last" --threads 1 "$@"; }

@@ -234,6 +234,9 @@ static void test_other_verbs(void)
     if (accepts(&o, "eval --checkpoint c --data d --batch 3"))
         CHECK(o.verb == VERB_EVAL && !strcmp(o.checkpoint, "c") && !strcmp(o.data, "d") && o.eval_batch == 3, "eval");
     options_free(&o);
+    if (accepts(&o, "eval --checkpoint c --hellaswag h"))
+        CHECK(!*o.data && !strcmp(o.hellaswag, "h"), "eval of questions only");
+    options_free(&o);
     if (accepts(&o, "generate --checkpoint c --prompt In~the --tokens 9 --temperature 0 --top_k 0 --seed 5"))
         CHECK(o.verb == VERB_GENERATE && !strcmp(o.prompt, "In the") && o.tokens == 9 && o.temperature == 0 &&
                   o.top_k == 0 && o.seed == 5,
@@ -305,6 +308,7 @@ static void test_other_verbs(void)
     refuses("compare a b c", "unexpected argument \"c\"");
     refuses("train --train_data x y", "unexpected argument \"y\"");
     refuses("eval --checkpoint c", "eval needs --data");
+    refuses("train --hellaswag h --train_data d", "belongs to eval");
     refuses("generate", "generate needs --checkpoint");
     refuses("tokenize --input a", "tokenize needs --output");
     refuses("quantize --input a", "quantize needs --output");
@@ -522,7 +526,7 @@ static bool tested(const char *key)
                                          "temperature", "tensor",
                                          "format",      "rounding",
                                          "transpose",   "allow_recipe_change",
-                                         "ranks"};
+                                         "ranks",       "hellaswag"};
     for (int i = 0; i < TRAIN_COUNT; i++)
         if (strcmp(TRAIN_OPTIONS[i].key, key) == 0) return true;
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
