@@ -94,7 +94,7 @@ static size_t lay_out(char *memory, const Need *need)
     bytes += take(to, quantize_workspace_bytes(need), &quantize);
     if (!memory) return bytes;
     gemm_workspace_set(gemm);
-    quantize_workspace_set(quantize, need);
+    quantize_workspace_set(quantize);
     cuda.partial = gmem<float>(partial);
     cuda.sorted = gmem<int32_t>(sorted);
     cuda.attention = gmem<float>(attention);
@@ -220,6 +220,7 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
     cuda_check(cudaMalloc(&step, sizeof(DeviceStep)), "cudaMalloc");
     cuda.step = gmem<const DeviceStep>(step);
     gemm_open();
+    quantize_open();
 
     Ops *o = &backend.ops;
     *o = Ops();

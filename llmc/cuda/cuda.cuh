@@ -29,7 +29,7 @@ typedef struct {
     gmem<int32_t> sorted;  /* [Vp + 1 + N]: embedding_backward's counting sort */
     gmem<float> attention; /* [N, NH]: attention_backward's row sums */
     ProductCounts counts;
-    bool fast_sums; /* a product may add into a gradient without a rounding of its own before */
+    bool fast_sums;       /* a product may add into a gradient without a rounding of its own before */
     bool native_rounding; /* stochastic rounding by cvt.rs: sm_100a and sm_103a only, with random bits of its own */
     QuantStats *measure;  /* [layers][OPERAND_ROLES] of the caller, or NULL */
 } CudaState;

@@ -135,7 +135,8 @@ static QuantizePlace step_place(const Operand *o) { return QuantizePlace{true, 0
 /* The plain view becomes a part of the job, the sums over rows too. */
 static void add_outputs(QuantizeJob *job, const Targets &to, Tensor dbias)
 {
-    if (to.count > 1 || (to.count && !to.to[0].half)) die("a plain view beside an NVFP4 view is in BF16; this is a bug");
+    if (to.count > 1 || (to.count && !to.to[0].half))
+        die("a plain view beside an NVFP4 view is in BF16; this is a bug");
     if (to.count) job->plain = gmem<bf16>(to.to[0].data), job->plain_ld = to.to[0].ld;
     if (dbias.data) job->partial = cuda.partial;
 }
@@ -231,12 +232,14 @@ void cuda_operand_from_gradient(Operand *dy, Tensor g, Tensor dbias)
     quantize_tensor("operand_from_gradient", dy, g, views, targets_of(dy, views, g.data), step_place(dy), dbias);
 }
 
-template <class T> static const SwigluGradientElement<T> element_of(const ActivationGradientSource<T, ACTIVATION_SWIGLU> &s)
+template <class T>
+static const SwigluGradientElement<T> element_of(const ActivationGradientSource<T, ACTIVATION_SWIGLU> &s)
 {
     return {s};
 }
 template <class T>
-static const ActivationGradientSource<T, ACTIVATION_GELU> &element_of(const ActivationGradientSource<T, ACTIVATION_GELU> &s)
+static const ActivationGradientSource<T, ACTIVATION_GELU> &
+element_of(const ActivationGradientSource<T, ACTIVATION_GELU> &s)
 {
     return s;
 }

@@ -5,37 +5,31 @@
 
 #include <string.h>
 
-/* ---- workspace ---- */
+/* ---- memory ---- */
 
 static struct {
     gmem<DeviceSeen> seen;
     gmem<DeviceScale> scale;
-    gmem<uint32_t> tile_base;
+    gmem<uint32_t> tile_base; /* in the workspace */
 } space;
 
-static size_t fixed_bytes(void) { return nvfp4_aligned(sizeof(DeviceSeen)) + nvfp4_aligned(2 * sizeof(DeviceScale)); }
-
-/* Tiles of 128 rows x 128 columns, or of two times 64. */
-static size_t tile_base_bytes(const Need *need)
+void quantize_open(void)
 {
-    int64_t rows = max_i64(need->N, need->weight_rows);
-    return nvfp4_aligned((size_t)(ceil_div(rows, TILE) * ceil_div(need->cols, TILE / 2)) * 2 * sizeof(uint32_t));
+    void *seen, *scale;
+    cuda_check(cudaMalloc(&seen, sizeof(DeviceSeen)), "cudaMalloc");
+    cuda_check(cudaMalloc(&scale, 2 * sizeof(DeviceScale)), "cudaMalloc");
+    cuda_check(cudaMemsetAsync(seen, 0, sizeof(DeviceSeen), cuda.stream), "quantize_open");
+    space.seen = gmem<DeviceSeen>(seen);
+    space.scale = gmem<DeviceScale>(scale);
 }
 
 size_t quantize_workspace_bytes(const Need *need)
 {
-    return need->weight_rows ? fixed_bytes() + tile_base_bytes(need) : 0;
+    int64_t rows = max_i64(need->N, need->weight_rows), tiles = ceil_div(rows, TILE) * ceil_div(need->cols, TILE / 2);
+    return need->weight_rows ? (size_t)tiles * 2 * sizeof(uint32_t) : 0;
 }
 
-void quantize_workspace_set(void *memory, const Need *need)
-{
-    char *at = (char *)memory;
-    if (!need->weight_rows) return;
-    cuda_check(cudaMemsetAsync(memory, 0, fixed_bytes(), cuda.stream), "workspace_set");
-    space.seen = gmem<DeviceSeen>((void *)at);
-    space.scale = gmem<DeviceScale>((void *)(at + nvfp4_aligned(sizeof(DeviceSeen))));
-    space.tile_base = gmem<uint32_t>((void *)(at + fixed_bytes()));
-}
+void quantize_workspace_set(void *memory) { space.tile_base = gmem<uint32_t>(memory); }
 
 /* ---- jobs ---- */
 
@@ -97,7 +91,8 @@ void quantize_scales_from(const QuantizeJob &job, const float *amax)
 
 /* A thread has 16 bytes of scale tiles: the scales of 4 outer indices, 32 apart, in 4 blocks. Reads and writes 1 byte a
  * block. */
-template <int parts, int copy> __global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, int64_t pieces)
+template <int parts, int copy>
+__global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, int64_t pieces)
 {
     const QuantizeCopy &q = job.copy[copy];
     int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, tile = i / 32;
@@ -128,8 +123,7 @@ template <int parts, int copy> static void finish_copy(const QuantizeJob &job)
     const QuantizeCopy &q = job.copy[copy];
     int64_t pieces = ceil_div(q.outer, TILE) * q.scale_tiles * 32;
     if (q.made)
-        finish_block_scales<parts, copy>
-            <<<(unsigned)ceil_div(pieces, BLOCK), BLOCK, 0, cuda.stream>>>(job, pieces);
+        finish_block_scales<parts, copy><<<(unsigned)ceil_div(pieces, BLOCK), BLOCK, 0, cuda.stream>>>(job, pieces);
 }
 
 void quantize_finish(const char *op, const QuantizeJob &job, int parts)

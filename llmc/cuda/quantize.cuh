@@ -46,7 +46,7 @@ typedef struct {
     bool pow2;
     gmem<bf16> plain; /* [rows, plain_ld], or absent */
     int64_t plain_ld;
-    gmem<float> partial; /* sums over SUM_ROWS rows, two rows of all columns apart, or absent */
+    gmem<float> partial;         /* sums over SUM_ROWS rows, two rows of all columns apart, or absent */
     gmem<const DeviceStep> step; /* absent: random says all */
     RandomPlace random;
     gmem<DeviceSeen> seen;
@@ -55,12 +55,11 @@ typedef struct {
     gmem<float> amax;         /* find_amax: write it here, and make no scales */
 } QuantizeJob;
 
-/* ---- workspace: | seen, scales | bases of tiles | partial statistics | ---- */
+/* ---- memory ---- */
 
-enum { MEASURE_BLOCKS = 64, MEASURE_THREADS = 64 };
-
-size_t quantize_workspace_bytes(const Need *need); /* 0: nothing is quantized */
-void quantize_workspace_set(void *memory, const Need *need);
+void quantize_open(void);                          /* what a process has once */
+size_t quantize_workspace_bytes(const Need *need); /* bases of tiles; 0: nothing is quantized */
+void quantize_workspace_set(void *memory);
 
 /* ---- on the host ---- */
 

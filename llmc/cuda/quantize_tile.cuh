@@ -76,10 +76,10 @@ template <> struct BlockLoader<TensorSource<bf16>, 8> {
 /* ---- a tile in shared memory ---- */
 
 typedef struct {
-    uint4 tile[TILE * 16];          /* 16-byte chunks of rows; chunk j of a row at j ^ (j / 8) */
-    uint4 codes[TILE * 4];          /* by columns: 64 bytes each, chunks stirred too */
-    uint16_t kept[2][TILE_SCALES];  /* block scales, or what waits for them, in the order of two scale tiles */
-    float sums[TILE / 32][TILE];    /* of 32 rows */
+    uint4 tile[TILE * 16];         /* 16-byte chunks of rows; chunk j of a row at j ^ (j / 8) */
+    uint4 codes[TILE * 4];         /* by columns: 64 bytes each, chunks stirred too */
+    uint16_t kept[2][TILE_SCALES]; /* block scales, or what waits for them, in the order of two scale tiles */
+    float sums[TILE / 32][TILE];   /* of 32 rows */
     DeviceScale scale[2];
     RandomPlace random;
     uint32_t seen[4], largest[2];
@@ -177,7 +177,8 @@ __device__ inline void quantize_row_block(TileShared *s, Seen *seen, const uint3
 
 /* ---- rows ---- */
 
-template <int W> __device__ inline void store_plain(const QuantizeJob &job, const uint32_t (&word)[8], int64_t r, int64_t c)
+template <int W>
+__device__ inline void store_plain(const QuantizeJob &job, const uint32_t (&word)[8], int64_t r, int64_t c)
 {
     bf16 x[16];
     memcpy(x, word, sizeof x);
@@ -221,10 +222,8 @@ __device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &fr
                 s->tile[row * 16 + (2 * tile_block ^ stir)] = make_uint4(w[0], w[1], w[2], w[3]);
                 s->tile[row * 16 + ((2 * tile_block + 1) ^ stir)] = make_uint4(w[4], w[5], w[6], w[7]);
             }
-            if (!job.plain.absent() && r < job.rows && c < job.part_cols)
-                store_plain<W>(job, word[i][part], r, column);
-            if (job.copy[0].made)
-                quantize_row_block<mode>(s, seen, word[i][part], job, row, tile_block, r, column);
+            if (!job.plain.absent() && r < job.rows && c < job.part_cols) store_plain<W>(job, word[i][part], r, column);
+            if (job.copy[0].made) quantize_row_block<mode>(s, seen, word[i][part], job, row, tile_block, r, column);
         }
 }
 
@@ -298,8 +297,8 @@ __device__ inline void quantize_columns(TileShared *s, Seen *seen, const Quantiz
     if (!job.copy[1].made) return;
 #pragma unroll
     for (int k = 0; k < 2; k++)
-        s->codes[pair * 8 + ((k * 4 + quarter) ^ pair % 8)] =
-            make_uint4(code[0][k][0], code[0][k][1], code[1][k][0], code[1][k][1]);
+        s->codes[pair * 8 + ((k * 4 + quarter) ^ pair % 8)] = make_uint4(code[0][k][0], code[0][k][1], code[1][k][0],
+                                                                         code[1][k][1]);
 }
 
 /* ---- what passed through shared memory ---- */

@@ -26,8 +26,7 @@ typedef struct {
     RandomPlace random;
 } SquareJob;
 
-template <class T, int W>
-__device__ inline void load_16(float (&x)[16], const Matrix<const T> &m, int64_t r, int64_t c)
+template <class T, int W> __device__ inline void load_16(float (&x)[16], const Matrix<const T> &m, int64_t r, int64_t c)
 {
 #pragma unroll
     for (int i = 0; i < 16; i += W) {
@@ -191,8 +190,8 @@ void cuda_weight_unpack(Linear *w)
     both.col = o->row;
     QuantizeJob col = quantize_job(&both, VIEW_COL, weight_place(0, 0, 0), o->rows, o->cols);
     dim3 grid((unsigned)ceil_div(o->cols, TILE), (unsigned)ceil_div(o->rows, TILE));
-    unpack_squares<<<grid, BLOCK, 0, cuda.stream>>>(row.copy[0], col.copy[1],
-                                                    gmem<const uint8_t>((const uint8_t *)nvfp4_square_scales(&o->row, o->rows, o->cols)));
+    unpack_squares<<<grid, BLOCK, 0, cuda.stream>>>(
+        row.copy[0], col.copy[1], gmem<const uint8_t>((const uint8_t *)nvfp4_square_scales(&o->row, o->rows, o->cols)));
     cuda_check(cudaGetLastError(), "weight_unpack");
 }
 
@@ -278,7 +277,8 @@ int cuda_weight_pieces(const Linear *w, WeightPiece out[WEIGHT_PIECES])
         if (view[i]->format.format == FORMAT_NONE || (i == 1 && views_are_one(&o->row.format, &o->col.format)))
             continue;
         if (view[i]->format.format == FORMAT_NVFP4)
-            die_usage("weights in 1 x 16 blocks cannot be sharded on a GPU: use --weight_blocks 16x16, or --zero_stage 0");
+            die_usage(
+                "weights in 1 x 16 blocks cannot be sharded on a GPU: use --weight_blocks 16x16, or --zero_stage 0");
         size_t row_bytes = (size_t)o->cols * dtype_bytes(plain_dtype(view[i]));
         out[count++] = WeightPiece{(char *)view[i]->data, 16 * row_bytes, (size_t)o->rows * row_bytes};
     }
