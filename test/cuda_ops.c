@@ -10,6 +10,7 @@
  */
 #include "attention_cases.h"
 #include "ops_cases.h"
+#include "quantize_cases.h"
 
 #include "cuda/backend.h"
 
@@ -180,6 +181,12 @@ static const CudaCase MORE_CASES[] = {
     {"finish_step", case_finish_step, 18, true, false},
     {"adamw after a step that is not finite", case_not_finite, 4, false, false},
     {"adamw after an earlier step that was not finite", case_never_again, 4, false, false},
+    {"quantize a tensor", case_quantize_tensor, 60, true, false},
+    {"quantize a norm", case_quantize_norm, 40, true, false},
+    {"quantize an activation", case_quantize_activation, 40, true, false},
+    {"quantize a gradient", case_quantize_gradient, 40, true, false},
+    {"quantize a gradient of an activation", case_quantize_activation_backward, 60, true, false},
+    {"quantize a weight", case_quantize_weight, 60, true, false},
     {"qk_norm_rope_forward", case_rope_forward, 18, false, false},
     {"qk_norm_rope_backward", case_rope_backward, 18, false, false},
     {"attention_forward", case_attention_forward, 12, false, true},

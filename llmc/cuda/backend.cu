@@ -4,7 +4,7 @@
 #include "backend.h"
 
 #include "gemm.cuh"
-#include "nvfp4_view.cuh"
+#include "quantize.cuh"
 #include "self_test.cuh"
 
 #include <math.h>
@@ -71,7 +71,7 @@ static void cuda_copy_out(void *host, const void *src, size_t bytes)
     cuda_check(cudaStreamSynchronize(cuda.stream), "copy_out");
 }
 
-/* ---- workspace: | cuBLASLt, products that are added | partial sums | sort | attention's row sums | ---- */
+/* ---- workspace: | cuBLASLt, products that are added | partial sums | sort | attention's row sums | quantizing | ---- */
 
 static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -86,13 +86,15 @@ static size_t take(char **memory, size_t bytes, void **place)
 static size_t lay_out(char *memory, const Need *need)
 {
     char *at = memory, **to = memory ? &at : NULL;
-    void *gemm, *partial, *sorted, *attention;
+    void *gemm, *partial, *sorted, *attention, *quantize;
     size_t bytes = take(to, gemm_workspace_bytes(need), &gemm);
     bytes += take(to, (size_t)(ceil_div(need->N, SUM_ROWS) * 2 * need->cols) * sizeof(float), &partial);
     bytes += take(to, (size_t)(round_up(need->V, 128) + 1 + need->N) * sizeof(int32_t), &sorted);
     bytes += take(to, (size_t)(need->N * need->heads) * sizeof(float), &attention);
+    bytes += take(to, quantize_workspace_bytes(need), &quantize);
     if (!memory) return bytes;
     gemm_workspace_set(gemm, need);
+    quantize_workspace_set(quantize);
     cuda.partial = gmem<float>(partial);
     cuda.sorted = gmem<int32_t>(sorted);
     cuda.attention = gmem<float>(attention);
@@ -157,7 +159,7 @@ static void cuda_product_counts(ProductCounts *counts) { *counts = cuda.counts; 
 static char *cuda_choices(void) { return gemm_choices(backend.device); }
 static int cuda_choices_set(const char *text, Error *error) { return gemm_choices_set(text, backend.device, error); }
 
-static void cuda_measure(QuantStats *stats) { (void)stats; }
+static void cuda_measure(QuantStats *stats) { cuda.measure = stats; }
 
 /* ---- the peak, from the data sheets: multiply-adds per SM and clock, FP32 accumulation ---- */
 
@@ -227,6 +229,7 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
     cuda.step = gmem<const DeviceStep>(step);
     bool native_fp4 = has_fp4();
     gemm_open(native_fp4);
+    quantize_open();
 
     Ops *o = &backend.ops;
     *o = Ops();

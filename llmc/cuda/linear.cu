@@ -1,4 +1,4 @@
-/* The three products of a linear layer, and its weight in the form that they read.
+/* The three products of a linear layer.
  *
  * A plain view is a matrix as the source, [rows, cols], that row and column view share; a product that sums over rows
  * reads it with k not contiguous. An NVFP4 view has k contiguous always (nvfp4_view.cuh).
@@ -81,49 +81,4 @@ void cuda_tune(const Linear *w, int64_t N)
     gemm_tuning(false);
     cuda_check(cudaStreamSynchronize(cuda.stream), "tune_gemm");
     cuda_check(cudaFree(memory), "tune_gemm");
-}
-
-/* Rows row0 .. of every view, from those of the master. */
-static void prepare_rows(const Operand *o, Tensor rows, int64_t row0)
-{
-    const View *view[2] = {&o->row, &o->col};
-    for (int i = 0; i < 2; i++) {
-        Tensor whole = {view[i]->data, view_dtype(view[i]), o->rows, o->cols, o->cols};
-        Tensor part = tensor_rows(whole, row0, rows.rows);
-        bool done = i == 1 && view[1]->data == view[0]->data;
-        if (view[i]->format.format != FORMAT_NONE && part.data != rows.data && !done && rows.rows)
-            cuda_copy(part, rows);
-    }
-}
-
-void cuda_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
-{
-    (void)seed, (void)step;
-    prepare_rows(&w->weight, master, 0);
-}
-
-void cuda_weight_pack(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step)
-{
-    (void)amax, (void)seed, (void)step;
-    prepare_rows(&w->weight, rows, row0);
-}
-
-void cuda_weight_amax(float *amax, Tensor rows)
-{
-    (void)amax, (void)rows;
-    die("weight_amax: only NVFP4 asks for it; this is a bug");
-}
-
-int cuda_weight_pieces(const Linear *w, WeightPiece out[WEIGHT_PIECES])
-{
-    const Operand *o = &w->weight;
-    const View *view[2] = {&o->row, &o->col};
-    int count = 0;
-    for (int i = 0; i < 2; i++) {
-        if (view[i]->format.format == FORMAT_NONE || (i == 1 && views_are_one(&o->row.format, &o->col.format)))
-            continue;
-        size_t row_bytes = (size_t)o->cols * dtype_bytes(view_dtype(view[i]));
-        out[count++] = WeightPiece{(char *)view[i]->data, 16 * row_bytes, (size_t)o->rows * row_bytes};
-    }
-    return count;
 }

@@ -1,8 +1,9 @@
 /* Operands of matrix products: a source computed element by element (the tensor itself, a norm, an activation, a
- * gradient through an activation), written to the plain views that were asked for. The kernels are those of views.cuh;
- * here are the sources. Formulas and what a view is: cpu/linear.c.
+ * gradient through an activation), written to the plain views and quantized into the NVFP4 views that were asked for.
+ * The kernels are those of views.cuh and quantize_tile.cuh; here are the sources. Formulas and what a view is:
+ * cpu/linear.c.
  */
-#include "views.cuh"
+#include "quantize_tile.cuh"
 
 #include "../mathfn.h"
 
@@ -10,9 +11,7 @@
 
 static void add_view(Targets *t, const Operand *o, const View *v, const void *source)
 {
-    if (v->format.format == FORMAT_NONE || v->data == source) return;
-    if (!format_is_plain(v->format.format))
-        die("operand of format %d: the CUDA backend does not make it; this is a bug", v->format.format);
+    if (!format_is_plain(v->format.format) || v->data == source) return;
     DType dtype = v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16;
     add_target(t, Tensor{v->data, dtype, o->rows, o->cols, o->cols});
 }
@@ -35,6 +34,7 @@ template <class T> struct NormSource {
     Matrix<const float> stats;
     gmem<const float> gain, bias; /* bias absent: RMSNorm */
 
+    __device__ int64_t part_cols() const { return x.cols; }
     template <int W> struct Columns {
         float gain[W], bias[W];
     };
@@ -63,6 +63,7 @@ template <class T, Activation f> struct ActivationSource {
     Matrix<const T> h;
     int64_t F;
 
+    __device__ int64_t part_cols() const { return F; }
     template <int W> using Columns = NoColumns;
     template <int W> __device__ NoColumns columns(int64_t) const { return {}; }
     template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c, NoColumns) const
@@ -83,6 +84,7 @@ template <class T, Activation f> struct ActivationGradientSource {
     static constexpr int wide = 16 / sizeof(T), parts = f == ACTIVATION_SWIGLU ? 2 : 1;
     Matrix<const T> du, h;
 
+    __device__ int64_t part_cols() const { return du.cols; }
     template <int W> using Columns = NoColumns;
     template <int W> __device__ NoColumns columns(int64_t) const { return {}; }
     template <int W> __device__ void load(float (&out)[parts][W], int64_t r, int64_t c, NoColumns) const
@@ -108,33 +110,112 @@ template <class T, Activation f> struct ActivationGradientSource {
     static __device__ float rounded(float x) { return to_f32(from_f32<T>(x)); }
 };
 
+/* The same in one part, element by element: SwiGLU whose halves are not whole blocks. */
+template <class T> struct SwigluGradientElement {
+    static constexpr int wide = 1, parts = 1;
+    ActivationGradientSource<T, ACTIVATION_SWIGLU> both;
+
+    __device__ int64_t part_cols() const { return 2 * both.du.cols; }
+    template <int W> using Columns = NoColumns;
+    template <int W> __device__ NoColumns columns(int64_t) const { return {}; }
+    template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c, NoColumns none) const
+    {
+        static_assert(W == 1, "one element");
+        float x[2][1];
+        int64_t F = both.du.cols;
+        both.template load<1>(x, r, c < F ? c : c - F, none);
+        out[0][0] = x[c < F ? 0 : 1][0];
+    }
+};
+
+/* ---- views, plain and quantized ---- */
+
+static QuantizePlace step_place(const Operand *o) { return QuantizePlace{true, 0, 0, o->row0}; }
+
+/* The plain view becomes a part of the job, the sums over rows too. */
+static void add_outputs(QuantizeJob *job, const Targets &to, Tensor dbias)
+{
+    if (to.count > 1 || (to.count && !to.to[0].half))
+        die("a plain view beside an NVFP4 view is in BF16; this is a bug");
+    if (to.count) job->plain = gmem<bf16>(to.to[0].data), job->plain_ld = to.to[0].ld;
+    if (dbias.data) job->partial = cuda.partial;
+}
+
+/* Makes all views that were asked for of an operand, and dbias += the sums over rows, where it is not absent. */
+template <class Source, class Element>
+static void make_operand(const char *op, const Source &from, const Element &element, Operand *o, unsigned views,
+                         const Targets &to, bool aligned, int64_t part_cols, QuantizePlace place, Tensor dbias)
+{
+    if (!wants_quantized(o, views)) {
+        make_views_and_sums(op, from, to, aligned, o->rows, part_cols, dbias);
+        return;
+    }
+    QuantizeJob job = quantize_job(o, views, place, o->rows, part_cols);
+    add_outputs(&job, to, dbias);
+    quantize_source(op, from, element, aligned && to.aligned, job);
+    if (dbias.data && o->rows) cuda_add_partial_sums(dbias, ceil_div(o->rows, SUM_ROWS), 0);
+}
+
+/* Activations are BF16 wherever something is quantized. */
+template <class Source>
+static void make_plain(const char *op, const Source &from, const Operand *o, unsigned views, const Targets &to,
+                       bool aligned, int64_t part_cols, Tensor dbias)
+{
+    if (wants_quantized(o, views)) die("%s: an operand in NVFP4 of FP32; this is a bug", op);
+    make_views_and_sums(op, from, to, aligned, o->rows, part_cols, dbias);
+}
+
+void quantize_tensor(const char *op, Operand *o, Tensor x, unsigned views, const Targets &to, QuantizePlace place,
+                     Tensor dbias)
+{
+    BY_DTYPE(x.dtype, T, TensorSource<T> from{matrix<const T>(x)};
+             make_operand(op, from, from, o, views, to, is_aligned(x), x.cols, place, dbias));
+}
+
+void find_amax_of_tensor(const char *op, const QuantizeJob &job, Tensor x)
+{
+    BY_DTYPE(x.dtype, T, TensorSource<T> from{matrix<const T>(x)};
+             if (is_aligned(x) && x.cols % 16 == 0) launch_find_amax<TensorSource<T>, 16 / sizeof(T)>(from, job);
+             else launch_find_amax<TensorSource<T>, 1>(from, job));
+    cuda_check(cudaGetLastError(), op);
+}
+
 /* ---- operations ---- */
 
 void cuda_operand_from_tensor(Operand *o, Tensor x, unsigned views)
 {
-    Targets to = targets_of(o, views, x.data);
-    BY_DTYPE(x.dtype, T,
-             make_views("operand_from_tensor", TensorSource<T>{matrix<const T>(x)}, to, is_aligned(x), x.rows, x.cols));
+    quantize_tensor("operand_from_tensor", o, x, views, targets_of(o, views, x.data), step_place(o), Tensor{});
 }
 
 void cuda_operand_from_norm(Operand *o, Tensor x, Tensor stats, const Norm *norm, unsigned views)
 {
+    const char *op = "operand_from_norm";
     Targets to = targets_of(o, views, NULL);
     bool layernorm = norm->kind == NORM_LAYERNORM;
     bool aligned = is_aligned(x) && is_aligned(norm->gain) && (!layernorm || is_aligned(norm->bias));
     gmem<const float> gain(norm->gain.data), bias(layernorm ? norm->bias.data : NULL);
-    BY_DTYPE(x.dtype, T,
-             make_views("operand_from_norm", NormSource<T>{matrix<const T>(x), matrix<const float>(stats), gain, bias},
-                        to, aligned, o->rows, o->cols));
+    Matrix<const float> s = matrix<const float>(stats);
+    if (x.dtype == DTYPE_BF16) {
+        NormSource<bf16> from{matrix<const bf16>(x), s, gain, bias};
+        make_operand(op, from, from, o, views, to, aligned, o->cols, step_place(o), Tensor{});
+    } else {
+        NormSource<float> from{matrix<const float>(x), s, gain, bias};
+        make_plain(op, from, o, views, to, aligned, o->cols, Tensor{});
+    }
 }
 
 template <Activation f> static void from_activation(Operand *o, Tensor h, unsigned views)
 {
+    const char *op = "operand_from_activation";
     Targets to = targets_of(o, views, NULL);
     bool aligned = is_aligned(h) && is_aligned(tensor_cols(h, o->cols, 1));
-    BY_DTYPE(h.dtype, T,
-             make_views("operand_from_activation", ActivationSource<T, f>{matrix<const T>(h), o->cols}, to, aligned,
-                        o->rows, o->cols));
+    if (h.dtype == DTYPE_BF16) {
+        ActivationSource<bf16, f> from{matrix<const bf16>(h), o->cols};
+        make_operand(op, from, from, o, views, to, aligned, o->cols, step_place(o), Tensor{});
+    } else {
+        ActivationSource<float, f> from{matrix<const float>(h), o->cols};
+        make_plain(op, from, o, views, to, aligned, o->cols, Tensor{});
+    }
 }
 
 void cuda_operand_from_activation(Operand *o, Tensor h, Activation f, unsigned views)
@@ -147,23 +228,38 @@ void cuda_operand_from_activation(Operand *o, Tensor h, Activation f, unsigned v
 
 void cuda_operand_from_gradient(Operand *dy, Tensor g, Tensor dbias)
 {
-    Targets to = targets_of(dy, VIEW_ROW | VIEW_COL, g.data);
-    BY_DTYPE(g.dtype, T,
-             make_views_and_sums("operand_from_gradient", TensorSource<T>{matrix<const T>(g)}, to, is_aligned(g),
-                                 g.rows, g.cols, dbias));
+    unsigned views = VIEW_ROW | VIEW_COL;
+    quantize_tensor("operand_from_gradient", dy, g, views, targets_of(dy, views, g.data), step_place(dy), dbias);
+}
+
+template <class T>
+static const SwigluGradientElement<T> element_of(const ActivationGradientSource<T, ACTIVATION_SWIGLU> &s)
+{
+    return {s};
+}
+template <class T>
+static const ActivationGradientSource<T, ACTIVATION_GELU> &
+element_of(const ActivationGradientSource<T, ACTIVATION_GELU> &s)
+{
+    return s;
 }
 
 template <Activation f> static void from_activation_backward(Operand *dh, Tensor du, Tensor h, Tensor dbias)
 {
     const char *op = "operand_from_activation_backward";
-    Targets to = targets_of(dh, VIEW_ROW | VIEW_COL, NULL);
+    unsigned views = VIEW_ROW | VIEW_COL;
+    Targets to = targets_of(dh, views, NULL);
     int64_t F = du.cols; /* where the second half of a row begins, in h and in the targets */
     bool aligned = is_aligned(du) && is_aligned(h) && F * (int64_t)dtype_bytes(du.dtype) % 16 == 0;
     if (du.dtype != h.dtype) die("%s: du and h of two dtypes; this is a bug", op);
     for (int i = 0; i < to.count; i++) aligned = aligned && F * (to.to[i].half ? 2 : 4) % 16 == 0;
-    BY_DTYPE(du.dtype, T,
-             make_views_and_sums(op, ActivationGradientSource<T, f>{matrix<const T>(du), matrix<const T>(h)}, to,
-                                 aligned, du.rows, F, dbias));
+    if (du.dtype == DTYPE_BF16) {
+        ActivationGradientSource<bf16, f> from{matrix<const bf16>(du), matrix<const bf16>(h)};
+        make_operand(op, from, element_of(from), dh, views, to, aligned, F, step_place(dh), dbias);
+    } else {
+        ActivationGradientSource<float, f> from{matrix<const float>(du), matrix<const float>(h)};
+        make_plain(op, from, dh, views, to, aligned, F, dbias);
+    }
 }
 
 void cuda_operand_from_activation_backward(Operand *dh, Tensor du, Tensor h, Activation f, Tensor dbias)

@@ -7,6 +7,7 @@
  *     struct Source {
  *         static constexpr int wide;    elements of a lane where all is aligned
  *         static constexpr int parts;   a load gives so many packs: columns c, part_cols + c, ...
+ *         int64_t part_cols() const;
  *         template <int W> using Columns; what is the same in all rows, loaded once: gains, or NoColumns
  *         template <int W> __device__ Columns<W> columns(int64_t c) const;
  *         template <int W> __device__ void load(float (&out)[parts][W], int64_t r, int64_t c, Columns<W>) const;
@@ -168,6 +169,7 @@ template <class T> struct TensorSource {
     static constexpr int wide = 16 / sizeof(T), parts = 1;
     Matrix<const T> x;
 
+    __device__ int64_t part_cols() const { return x.cols; }
     template <int W> using Columns = NoColumns;
     template <int W> __device__ NoColumns columns(int64_t) const { return {}; }
     template <int W> __device__ void load(float (&out)[1][W], int64_t r, int64_t c, NoColumns) const

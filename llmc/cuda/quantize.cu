@@ -1,0 +1,140 @@
+/* Quantizing: the job that the kernels of quantize_tile.cuh get, its workspace, and the small kernels before and after
+ * them.
+ */
+#include "quantize.cuh"
+
+#include <string.h>
+
+/* ---- memory ---- */
+
+static struct {
+    gmem<DeviceSeen> seen;
+    gmem<DeviceScale> scale;
+    gmem<uint32_t> tile_base; /* in the workspace */
+} space;
+
+void quantize_open(void)
+{
+    void *seen, *scale;
+    cuda_check(cudaMalloc(&seen, sizeof(DeviceSeen)), "cudaMalloc");
+    cuda_check(cudaMalloc(&scale, 2 * sizeof(DeviceScale)), "cudaMalloc");
+    cuda_check(cudaMemsetAsync(seen, 0, sizeof(DeviceSeen), cuda.stream), "quantize_open");
+    space.seen = gmem<DeviceSeen>(seen);
+    space.scale = gmem<DeviceScale>(scale);
+}
+
+size_t quantize_workspace_bytes(const Need *need)
+{
+    int64_t rows = max_i64(need->N, need->weight_rows), tiles = ceil_div(rows, TILE) * ceil_div(need->cols, TILE / 2);
+    return need->weight_rows ? (size_t)tiles * 2 * sizeof(uint32_t) : 0;
+}
+
+void quantize_workspace_set(void *memory) { space.tile_base = gmem<uint32_t>(memory); }
+
+/* ---- jobs ---- */
+
+bool wants_quantized(const Operand *o, unsigned views)
+{
+    return (views & VIEW_ROW && o->row.format.format == FORMAT_NVFP4) ||
+           (views & VIEW_COL && o->col.format.format == FORMAT_NVFP4);
+}
+
+static QuantizeCopy copy_of(const Operand *o, const View *v, bool col)
+{
+    Nvfp4Copy c = nvfp4_copy(v, col, o->rows, o->cols);
+    QuantizeCopy q = {};
+    q.made = true;
+    q.rht = v->format.rht;
+    q.form = v->format.nvfp4;
+    q.codes = gmem<uint32_t>((void *)c.codes);
+    q.scales = gmem<uint32_t>((void *)c.scales);
+    q.tensor_scale = gmem<float>(c.tensor_scale);
+    q.outer = c.outer, q.K = c.K, q.ld_words = c.ld / 8;
+    q.scale_tiles = ceil_div(ceil_div(c.K, 16), 4);
+    q.place = (uint32_t)o->layer << 16 | (uint32_t)v->format.role << 8;
+    return q;
+}
+
+QuantizeJob quantize_job(const Operand *o, unsigned views, QuantizePlace place, int64_t rows, int64_t part_cols)
+{
+    QuantizeJob job = {};
+    for (int col = 0; col < 2; col++) {
+        const View *v = col ? &o->col : &o->row;
+        if (!(views & (col ? VIEW_COL : VIEW_ROW)) || v->format.format != FORMAT_NVFP4) continue;
+        job.copy[col] = copy_of(o, v, col);
+        job.pow2 = v->format.nvfp4.tensor_scale == TENSOR_SCALE_POW2;
+    }
+    job.rows = rows, job.part_cols = part_cols;
+    if (place.of_step) job.step = cuda.step;
+    job.random = RandomPlace{place.seed, place.row0, place.step};
+    job.seen = space.seen, job.scale = space.scale, job.tile_base = space.tile_base;
+    return job;
+}
+
+/* ---- a tensor whose amax is known ---- */
+
+__global__ void scales_from_amax(QuantizeJob job, gmem<const float> amax)
+{
+    float x = amax.ld(0);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (job.copy[i].made) make_scale(job, i, x == x ? x : 0.0f, x != x);
+}
+
+void quantize_scales_from(const QuantizeJob &job, const float *amax)
+{
+    scales_from_amax<<<1, 1, 0, cuda.stream>>>(job, gmem<const float>(amax));
+    cuda_check(cudaGetLastError(), "scales from amax");
+}
+
+/* ---- block scales that wait ---- */
+
+/* A thread has 16 bytes of scale tiles: the scales of 4 outer indices, 32 apart, in 4 blocks. Reads and writes 1 byte a
+ * block. */
+template <int parts, int copy>
+__global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, int64_t pieces)
+{
+    const QuantizeCopy &q = job.copy[copy];
+    int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, tile = i / 32;
+    if (i >= pieces) return;
+    float encode = load_struct(gmem<const DeviceScale>(job.scale.p + copy)).tensor.encode;
+    int64_t tiles_x = ceil_div(job.part_cols, TILE / parts), outer0 = tile / q.scale_tiles * TILE;
+    int64_t k0 = tile % q.scale_tiles * 64;
+    Pack<uint32_t, 4> words = q.scales.template ld_pack<4>(4 * i);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int64_t row = copy ? k0 : outer0, column = copy ? outer0 + 32 * j : k0;
+        int64_t x = parts == 2 && column >= job.part_cols ? column - job.part_cols : column;
+        int64_t base_at = row / TILE * tiles_x + x / (TILE / parts);
+        uint32_t base = x < job.part_cols ? job.tile_base.ld(2 * base_at + copy) : 0, word = 0;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t byte = words.v[j] >> 8 * k & 0xff;
+            float rounded = f32_from_bits(byte ? (byte + base) << 20 : 0);
+            word |= e4m3_nearest(f32_mul(rounded, encode)) << 8 * k;
+        }
+        words.v[j] = word;
+    }
+    q.scales.template st_pack<4>(4 * i, words);
+}
+
+template <int parts, int copy> static void finish_copy(const QuantizeJob &job)
+{
+    const QuantizeCopy &q = job.copy[copy];
+    int64_t pieces = ceil_div(q.outer, TILE) * q.scale_tiles * 32;
+    if (q.made)
+        finish_block_scales<parts, copy><<<(unsigned)ceil_div(pieces, BLOCK), BLOCK, 0, cuda.stream>>>(job, pieces);
+}
+
+void quantize_finish(const char *op, const QuantizeJob &job, int parts)
+{
+    if (!job.pow2) return;
+    if (parts == 1) {
+        finish_copy<1, 0>(job);
+        finish_copy<1, 1>(job);
+    } else {
+        finish_copy<2, 0>(job);
+        finish_copy<2, 1>(job);
+    }
+    cuda_check(cudaGetLastError(), op);
+}

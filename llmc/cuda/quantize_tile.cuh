@@ -1,0 +1,546 @@
+/* The kernels that quantize a source (views.cuh) in blocks of 1 x 16 along rows and along columns.
+ *
+ * quantize_tile: a block of 256 threads takes 128 rows x 128 columns, in 47 KB of shared memory:
+ *
+ *     rows      a thread takes 16 columns of 4 rows (of a source in two parts: of 2 rows, in both): loads, rounds to BF16,
+ *               leaves them in the shared tile, and quantizes them: 8 bytes of codes each
+ *     columns   a thread takes two columns x 32 rows of the tile, as two blocks of 16: transform, quantize; codes pass
+ *               through shared memory, so that 16-byte stores of neighbours fill sectors
+ *     scales    both copies' block scales stand in the tile as the tensor cores want them: 2 x 512 bytes, 16 bytes a store
+ *
+ * Bytes an element (BF16 source, both copies): 2 read, 1.125 written; waiting scales add nothing here. A tile is fast when
+ * `wide` elements are read at once (W > 1): columns in multiples of 16, of 64 in two parts; else W = 1, the same code.
+ *
+ * find_amax: a thread takes 16 rows x W columns in registers, so that it can transform columns. Reads 2 bytes an element.
+ */
+#ifndef LLMC_CUDA_QUANTIZE_TILE_CUH
+#define LLMC_CUDA_QUANTIZE_TILE_CUH
+
+#include "quantize.cuh"
+
+#ifdef __CUDA_ARCH__
+#define ASSUME(condition) __builtin_assume(condition)
+#else
+#define ASSUME(condition) (void)0
+#endif
+
+/* ---- loading ---- */
+
+/* 16 columns of one row from c on, as words of two BF16; zeros beyond the matrix. */
+template <class Source, int W> struct BlockLoader {
+    static constexpr int parts = Source::parts;
+    typename Source::template Columns<W> columns[16 / W];
+
+    __device__ BlockLoader(const Source &from, int64_t c, int64_t part_cols)
+    {
+#pragma unroll
+        for (int i = 0; i < 16 / W; i++) {
+            if (c + i * W >= part_cols) continue;
+            ASSUME(c + i * W + W <= from.part_cols());
+            columns[i] = from.template columns<W>(c + i * W);
+        }
+    }
+    __device__ void load(uint32_t (&word)[parts][8], const Source &from, int64_t r, int64_t c, int64_t part_cols) const
+    {
+        float x[parts][16];
+#pragma unroll
+        for (int i = 0; i < 16; i += W) {
+            float part[parts][W] = {};
+            ASSUME(W == 1 || c + i + W <= from.part_cols());
+            if (W > 1 || c + i < part_cols) from.template load<W>(part, r, c + i, columns[i / W]);
+#pragma unroll
+            for (int p = 0; p < parts; p++)
+#pragma unroll
+                for (int j = 0; j < W; j++) x[p][i + j] = part[p][j];
+        }
+#pragma unroll
+        for (int p = 0; p < parts; p++)
+#pragma unroll
+            for (int j = 0; j < 8; j++) word[p][j] = bf16x2(x[p][2 * j], x[p][2 * j + 1]);
+    }
+};
+
+/* A BF16 matrix is its own words. */
+template <> struct BlockLoader<TensorSource<bf16>, 8> {
+    __device__ BlockLoader(const TensorSource<bf16> &, int64_t, int64_t) {}
+    __device__ void load(uint32_t (&word)[1][8], const TensorSource<bf16> &from, int64_t r, int64_t c, int64_t) const
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            Pack<bf16, 8> pack = from.x.row(r).template ld_pack<8>(c + 8 * i);
+            memcpy(word[0] + 4 * i, &pack, sizeof pack);
+        }
+    }
+};
+
+/* ---- a tile in shared memory ---- */
+
+typedef struct {
+    uint4 tile[TILE * 16];         /* 16-byte chunks of rows; chunk j of a row at j ^ (j / 8) */
+    uint4 codes[TILE * 4];         /* by columns: 64 bytes each, chunks stirred too */
+    uint16_t kept[2][TILE_SCALES]; /* block scales, or what waits for them, in the order of two scale tiles */
+    float sums[TILE / 32][TILE];   /* of 32 rows */
+    DeviceScale scale[2];
+    RandomPlace random;
+    uint32_t seen[4], largest[2];
+} TileShared;
+
+/* Place of a scale within the two scale tiles of one copy. */
+__device__ inline int kept_place(int outer, int block)
+{
+    return block / 4 * 512 + outer % 32 * 16 + outer / 32 * 4 + block % 4;
+}
+
+template <int parts> __device__ inline int64_t column_of(const QuantizeJob &job, int64_t c0, int column_in_tile)
+{
+    constexpr int WIDTH = TILE / parts;
+    return column_in_tile / WIDTH * job.part_cols + c0 + column_in_tile % WIDTH;
+}
+
+/* Before anything is quantized, by one thread: the scales, and where random bits come from. */
+__device__ inline void set_up_tile(TileShared *s, const QuantizeJob &job, bool random)
+{
+    for (int i = 0; i < 4; i++) s->seen[i] = 0;
+    s->largest[0] = s->largest[1] = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (job.copy[i].made && !job.pow2) s->scale[i] = load_struct(gmem<const DeviceScale>(job.scale.p + i));
+    if (!random) return;
+    s->random = job.random;
+    if (job.step.absent()) return;
+    const char *step = (const char *)job.step.p;
+    s->random.seed = gmem<const uint64_t>((void *)(step + offsetof(DeviceStep, step.seed))).ld(0);
+    s->random.step = gmem<const uint32_t>((void *)(step + offsetof(DeviceStep, step.step))).ld(0);
+    s->random.row0 += gmem<const int64_t>((void *)(step + offsetof(DeviceStep, row0))).ld(0);
+}
+
+/* Codes and the scale, or what waits for it, of one block: y are its 16 values. */
+template <QuantizeMode mode>
+__device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pair)[8], float amax,
+                                          const QuantizeJob &job, int copy, const Nvfp4Scale &tensor,
+                                          const RandomPlace &random, uint32_t row, uint32_t block)
+{
+    const QuantizeCopy &q = job.copy[copy];
+    uint32_t kept;
+    float y[16];
+    float factor = block_encode(&kept, amax, tensor, q.form.headroom, mode == QUANTIZE_ANY && job.pow2);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        F32x2 scaled = f32x2_mul(pair[i], F32x2{factor, factor});
+        y[2 * i] = scaled.a, y[2 * i + 1] = scaled.b;
+    }
+    if (mode != QUANTIZE_ANY) {
+        encode(code, y, mode, random, row, block, q.place);
+        return kept;
+    }
+    if (!q.form.four_over_six) {
+        encode(code, y, q.form.rounding == ROUND_STOCHASTIC ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, random, row,
+               block, q.place);
+        return kept;
+    }
+    uint8_t six, four;
+    uint32_t other[2];
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[2 * i] = pair[i].a, y[2 * i + 1] = pair[i].b;
+    nvfp4_scales_4_6(amax, &tensor, &six, &four);
+    float error = try_4_6(code, y, six, tensor, q.form.four_over_six);
+    if (!(try_4_6(other, y, four, tensor, q.form.four_over_six) < error)) return six;
+    code[0] = other[0], code[1] = other[1];
+    return four;
+}
+
+/* One block of the row copy, from its words. */
+template <QuantizeMode mode>
+__device__ inline void quantize_row_block(TileShared *s, Seen *seen, const uint32_t (&word)[8], const QuantizeJob &job,
+                                          int tile_row, int tile_block, int64_t r, int64_t c)
+{
+    const QuantizeCopy &q = job.copy[0];
+    uint32_t larger = 0, nan = 0, code[2];
+    F32x2 pair[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        larger = bf16x2_larger(larger, word[i]);
+        if (mode == QUANTIZE_ANY) nan |= nan_halves(word[i]);
+        pair[i] = both_halves(word[i]);
+    }
+    float amax = larger_half(larger);
+    if (mode == QUANTIZE_ANY) see(seen, amax, nan);
+    uint32_t kept = quantize_block<mode>(code, pair, amax, job, 0, s->scale[0].tensor, s->random,
+                                         (uint32_t)(s->random.row0 + r), (uint32_t)(c / 16));
+    s->kept[0][kept_place(tile_row, tile_block)] = (uint16_t)kept;
+    if (r < job.rows && c / 8 < q.ld_words) {
+        Pack<uint32_t, 2> words;
+        words.v[0] = code[0], words.v[1] = code[1];
+        q.codes.template st_pack<2>(r * q.ld_words + c / 8, words);
+    }
+}
+
+/* ---- rows ---- */
+
+template <int W>
+__device__ inline void store_plain(const QuantizeJob &job, const uint32_t (&word)[8], int64_t r, int64_t c)
+{
+    bf16 x[16];
+    memcpy(x, word, sizeof x);
+    gmem<bf16> to = job.plain + (r * job.plain_ld + c);
+    if (W > 1) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            Pack<bf16, 8> pack;
+            memcpy(&pack, word + 4 * i, sizeof pack);
+            to.template st_pack<8>(8 * i, pack);
+        }
+        return;
+    }
+    for (int i = 0; i < 16 && c + i < job.part_cols; i++) to.st(i, x[i]);
+}
+
+template <class Source, int W, QuantizeMode mode>
+__device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &from, const QuantizeJob &job, int64_t r0,
+                                     int64_t c0)
+{
+    constexpr int parts = Source::parts, BLOCKS = 8 / parts, ROWS = BLOCK / BLOCKS, ROUNDS = TILE / ROWS;
+    int block = (int)threadIdx.x % BLOCKS, first = (int)threadIdx.x / BLOCKS;
+    int64_t c = c0 + 16 * block;
+    BlockLoader<Source, W> loader(from, c, job.part_cols);
+    uint32_t word[ROUNDS][parts][8] = {};
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+        int64_t r = r0 + first + i * ROWS;
+        if (r < job.rows && c < job.part_cols) loader.load(word[i], from, r, c, job.part_cols);
+    }
+    if (threadIdx.x == 0) set_up_tile(s, job, mode != QUANTIZE_NEAREST);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++)
+#pragma unroll
+        for (int part = 0; part < parts; part++) {
+            int row = first + i * ROWS, tile_block = part * BLOCKS + block, stir = tile_block / 4;
+            int64_t r = r0 + row, column = part * job.part_cols + c;
+            const uint32_t *w = word[i][part];
+            if (job.copy[1].made || !job.partial.absent()) {
+                s->tile[row * 16 + (2 * tile_block ^ stir)] = make_uint4(w[0], w[1], w[2], w[3]);
+                s->tile[row * 16 + ((2 * tile_block + 1) ^ stir)] = make_uint4(w[4], w[5], w[6], w[7]);
+            }
+            if (!job.plain.absent() && r < job.rows && c < job.part_cols) store_plain<W>(job, word[i][part], r, column);
+            if (job.copy[0].made) quantize_row_block<mode>(s, seen, word[i][part], job, row, tile_block, r, column);
+        }
+}
+
+/* ---- columns ---- */
+
+/* Words of two columns of the tile, 16 rows from row on. */
+__device__ inline void tile_columns(uint32_t (&word)[16], const TileShared *s, int pair, int row)
+{
+    int chunk = pair / 4, place = (chunk ^ chunk / 8) * 4 + pair % 4;
+    const uint32_t *at = (const uint32_t *)s->tile + row * 64 + place;
+#pragma unroll
+    for (int i = 0; i < 16; i++) word[i] = at[i * 64];
+}
+
+/* One block each of two columns, from their words. */
+template <QuantizeMode mode, int parts>
+__device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_t (&code)[2][2], uint32_t (&word)[16],
+                                              const QuantizeJob &job, int pair, int tile_block, int64_t r0, int64_t c0)
+{
+    const QuantizeCopy &q = job.copy[1];
+    uint32_t larger = 0, nan = 0;
+    F32x2 x[2][8];
+    if (q.rht) rht16_words(word);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        larger = bf16x2_larger(larger, word[i]);
+        if (mode == QUANTIZE_ANY) nan |= nan_halves(word[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        F32x2 even = both_halves(word[2 * i]), odd = both_halves(word[2 * i + 1]);
+        x[0][i] = F32x2{even.a, odd.a};
+        x[1][i] = F32x2{even.b, odd.b};
+    }
+    F32x2 amax = both_halves(larger & 0x7fff7fffu);
+    int64_t r = r0 + 16 * tile_block;
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        float most = fmaxf(k ? amax.b : amax.a, 0.0f); /* all NaN: 0 */
+        if (mode == QUANTIZE_ANY) see(seen, most, nan);
+        uint32_t column = (uint32_t)column_of<parts>(job, c0, 2 * pair + k);
+        uint32_t kept = quantize_block<mode>(code[k], x[k], most, job, 1, s->scale[1].tensor, s->random, column,
+                                             (uint32_t)((s->random.row0 + r) / 16));
+        s->kept[1][kept_place(2 * pair + k, tile_block)] = (uint16_t)kept;
+        if (r >= job.rows) code[k][0] = code[k][1] = 0; /* a transform leaves minus zeros */
+    }
+}
+
+template <QuantizeMode mode, int parts>
+__device__ inline void quantize_columns(TileShared *s, Seen *seen, const QuantizeJob &job, int64_t r0, int64_t c0)
+{
+    int pair = (int)threadIdx.x % 64, quarter = (int)threadIdx.x / 64;
+    uint32_t code[2][2][2]; /* [block][column] */
+    F32x2 sum = {0, 0};
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        int tile_block = 2 * quarter + b;
+        uint32_t word[16];
+        tile_columns(word, s, pair, 16 * tile_block);
+        if (!job.partial.absent()) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) sum = f32x2_add(sum, both_halves(word[i]));
+        }
+        if (job.copy[1].made)
+            quantize_column_blocks<mode, parts>(s, seen, code[b], word, job, pair, tile_block, r0, c0);
+    }
+    if (!job.partial.absent()) {
+        s->sums[quarter][2 * pair] = sum.a;
+        s->sums[quarter][2 * pair + 1] = sum.b;
+    }
+    if (!job.copy[1].made) return;
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+        s->codes[pair * 8 + ((k * 4 + quarter) ^ pair % 8)] = make_uint4(code[0][k][0], code[0][k][1], code[1][k][0],
+                                                                         code[1][k][1]);
+}
+
+/* ---- what passed through shared memory ---- */
+
+template <int parts>
+__device__ inline void store_column_codes(const TileShared *s, const QuantizeJob &job, int64_t r0, int64_t c0)
+{
+    const QuantizeCopy &q = job.copy[1];
+#pragma unroll
+    for (int round = 0; round < 2; round++) {
+        int i = (int)threadIdx.x + round * BLOCK, tile_column = i / 4, chunk = i % 4, pair = tile_column / 2;
+        int64_t column = column_of<parts>(job, c0, tile_column), word = r0 / 8 + 4 * chunk;
+        if (c0 + tile_column % (TILE / parts) >= job.part_cols || word >= q.ld_words) continue;
+        uint4 v = s->codes[pair * 8 + ((tile_column % 2 * 4 + chunk) ^ pair % 8)];
+        Pack<uint32_t, 4> words;
+        words.v[0] = v.x, words.v[1] = v.y, words.v[2] = v.z, words.v[3] = v.w;
+        q.codes.template st_pack<4>(column * q.ld_words + word, words);
+    }
+}
+
+/* Four scales that are next to each other, as bytes: E4M3, or 11 bits less a base, where what is below it is 0. */
+__device__ inline uint32_t scale_word(const uint16_t *kept, uint32_t base)
+{
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) word |= (kept[i] > base ? kept[i] - base : 0u) << 8 * i;
+    return word;
+}
+
+/* The largest of what waits becomes 255: 32 powers of two lie below, E4M3 knows 18. */
+__device__ inline uint32_t base_of(uint32_t largest) { return largest > 255 ? largest - 255 : 0; }
+
+/* 64 threads a copy, 16 bytes each. */
+template <int parts, int copy>
+__device__ inline void store_scales(const TileShared *s, const QuantizeJob &job, int i, uint32_t base, int64_t r0,
+                                    int64_t c0)
+{
+    const QuantizeCopy &q = job.copy[copy];
+    int half = i / 32, row = i % 32;
+    const uint16_t *kept = s->kept[copy] + i * 16;
+    Pack<uint32_t, 4> words;
+#pragma unroll
+    for (int k = 0; k < 4; k++) words.v[k] = scale_word(kept + 4 * k, base);
+    int64_t tile_row = r0 / TILE, tile_col = column_of<parts>(job, c0, 64 * half) / 64;
+    bool inside = c0 + (parts == 1 ? 64 * half : 0) < job.part_cols;
+    if (copy) {
+        inside = r0 + 64 * half < job.rows;
+        tile_row = c0 / TILE, tile_col = r0 / 64 + half;
+    }
+    if (!inside) return;
+    if (copy == 0 || parts == 1) {
+        q.scales.template st_pack<4>((tile_row * q.scale_tiles + tile_col) * 128 + row * 4, words);
+        return;
+    }
+#pragma unroll
+    for (int part = 0; part < 2; part++) { /* 64 columns each, in tiles of 128 */
+        int64_t column = part * job.part_cols + c0;
+        Pack<uint32_t, 2> two;
+        two.v[0] = words.v[2 * part], two.v[1] = words.v[2 * part + 1];
+        q.scales.template st_pack<2>((column / TILE * q.scale_tiles + tile_col) * 128 + row * 4 + column % TILE / 32,
+                                     two);
+    }
+}
+
+/* Sums of 64 rows, a thread a column: the first 32 rows' and the next's. */
+template <int parts>
+__device__ inline void store_sums(const TileShared *s, const QuantizeJob &job, int64_t r0, int64_t c0)
+{
+    int tile_column = (int)threadIdx.x % TILE, half = (int)threadIdx.x / TILE;
+    int64_t piece = r0 / SUM_ROWS + half, column = column_of<parts>(job, c0, tile_column);
+    if (piece * SUM_ROWS >= job.rows || c0 + tile_column % (TILE / parts) >= job.part_cols) return;
+    job.partial.st(2 * piece * parts * job.part_cols + column,
+                   f32_add(s->sums[2 * half][tile_column], s->sums[2 * half + 1][tile_column]));
+}
+
+/* What waits in a copy's tile: its largest, by all threads. */
+__device__ inline void find_largest(TileShared *s, int copy)
+{
+    uint32_t largest = 0;
+    for (int i = (int)threadIdx.x; i < TILE_SCALES; i += BLOCK)
+        largest = s->kept[copy][i] > largest ? s->kept[copy][i] : largest;
+    atomicMax(&s->largest[copy], largest);
+}
+
+template <class Source, int W, QuantizeMode mode>
+__global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJob job)
+{
+    constexpr int parts = Source::parts;
+    __shared__ TileShared shared;
+    TileShared *s = &shared;
+    int64_t r0 = (int64_t)blockIdx.y * TILE, c0 = (int64_t)blockIdx.x * (TILE / parts);
+    Seen seen[2] = {};
+    quantize_rows<Source, W, mode>(s, &seen[0], from, job, r0, c0);
+    __syncthreads();
+    if (job.copy[1].made || !job.partial.absent()) quantize_columns<mode, parts>(s, &seen[1], job, r0, c0);
+    __syncthreads();
+    uint32_t base[2] = {0, 0};
+    if (mode == QUANTIZE_ANY && job.pow2) {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (job.copy[i].made) find_largest(s, i);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            base[i] = base_of(s->largest[i]);
+            if (threadIdx.x == 0) job.tile_base.st(2 * ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) + i, base[i]);
+        }
+    }
+    if (threadIdx.x < 64 && job.copy[0].made) store_scales<parts, 0>(s, job, (int)threadIdx.x, base[0], r0, c0);
+    if (threadIdx.x / 64 == 1 && job.copy[1].made)
+        store_scales<parts, 1>(s, job, (int)threadIdx.x - 64, base[1], r0, c0);
+    if (job.copy[1].made) store_column_codes<parts>(s, job, r0, c0);
+    if (!job.partial.absent()) store_sums<parts>(s, job, r0, c0);
+    if (mode == QUANTIZE_ANY && job.pow2) publish_block(job, seen, s->seen);
+}
+
+/* ---- magnitudes ---- */
+
+template <class Source> constexpr int amax_width = Source::wide / Source::parts;
+
+/* 16 rows of words of one part: what both copies see. */
+template <int WORDS>
+__device__ inline void see_columns(Seen (&seen)[2], const uint32_t (&word)[16][WORDS], const QuantizeJob &job)
+{
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+        uint32_t column[16], larger = 0, nan = 0;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            column[i] = word[i][j];
+            larger = bf16x2_larger(larger, column[i]);
+            nan |= nan_halves(column[i]);
+        }
+        see(&seen[0], larger_half(larger), nan);
+        if (!job.copy[1].rht) {
+            see(&seen[1], larger_half(larger), nan);
+            continue;
+        }
+        rht16_words(column);
+        larger = nan = 0;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            larger = bf16x2_larger(larger, column[i]);
+            nan |= nan_halves(column[i]);
+        }
+        see(&seen[1], larger_half(larger), nan);
+    }
+}
+
+template <class Source, int W>
+__global__ void __launch_bounds__(BLOCK, 2) find_amax(Source from, QuantizeJob job, uint32_t chunks)
+{
+    constexpr int parts = Source::parts, WORDS = (W + 1) / 2;
+    __shared__ uint32_t most[4];
+    if (threadIdx.x < 4) most[threadIdx.x] = 0;
+    __syncthreads();
+    Place place = warp_place(chunks, WARP * W);
+    int64_t r0 = place.row * 16, c = place.col + lane_number() * W;
+    Seen seen[2] = {};
+    if (r0 < job.rows && c < job.part_cols) {
+        ASSUME(c + W <= from.part_cols());
+        typename Source::template Columns<W> columns = from.template columns<W>(c);
+        uint32_t word[parts][16][WORDS] = {};
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            if (r0 + i >= job.rows) continue;
+            float x[parts][W];
+            from.template load<W>(x, r0 + i, c, columns);
+#pragma unroll
+            for (int part = 0; part < parts; part++)
+#pragma unroll
+                for (int j = 0; j < W; j += 2)
+                    word[part][i][j / 2] = bf16x2(x[part][j], W == 1 ? 0.0f : x[part][(j + 1) % W]);
+        }
+#pragma unroll
+        for (int part = 0; part < parts; part++) see_columns<WORDS>(seen, word[part], job);
+    }
+    publish_block(job, seen, most);
+}
+
+/* ---- launching ---- */
+
+template <class Source, int W> void launch_find_amax(const Source &from, const QuantizeJob &job)
+{
+    int64_t chunks = ceil_div(job.part_cols, WARP * W), warps = ceil_div(job.rows, 16) * chunks;
+    find_amax<Source, W><<<blocks_for_warps(warps), BLOCK, 0, cuda.stream>>>(from, job, (uint32_t)chunks);
+}
+
+template <class Source, int W, QuantizeMode mode> void launch_tiles(const Source &from, const QuantizeJob &job)
+{
+    dim3 grid((unsigned)ceil_div(job.part_cols, TILE / Source::parts), (unsigned)ceil_div(job.rows, TILE));
+    quantize_tile<Source, W, mode><<<grid, BLOCK, 0, cuda.stream>>>(from, job);
+}
+
+/* The mode that serves all copies of a job: one that is compiled for it, or the one that asks at run time. */
+inline QuantizeMode quantize_mode(const QuantizeJob &job)
+{
+    bool both = job.copy[0].made && job.copy[1].made;
+    const Nvfp4Form *a = &job.copy[job.copy[0].made ? 0 : 1].form, *b = &job.copy[1].form;
+    if (job.pow2 || a->four_over_six || (both && (a->rounding != b->rounding || b->four_over_six))) return QUANTIZE_ANY;
+    if (a->rounding == ROUND_NEAREST) return QUANTIZE_NEAREST;
+    return cuda.native_rounding ? QUANTIZE_NATIVE : QUANTIZE_STOCHASTIC;
+}
+
+template <class Source> void launch_wide_tiles(const Source &from, const QuantizeJob &job)
+{
+    constexpr int W = Source::wide;
+    switch (quantize_mode(job)) {
+    case QUANTIZE_NEAREST:
+        launch_tiles<Source, W, QUANTIZE_NEAREST>(from, job);
+        break;
+    case QUANTIZE_STOCHASTIC:
+        launch_tiles<Source, W, QUANTIZE_STOCHASTIC>(from, job);
+        break;
+    case QUANTIZE_NATIVE:
+        launch_tiles<Source, W, QUANTIZE_NATIVE>(from, job);
+        break;
+    case QUANTIZE_ANY:
+        launch_tiles<Source, W, QUANTIZE_ANY>(from, job);
+        break;
+    }
+}
+
+/* Makes the copies of a job, its plain view and partial sums. `aligned`: the source's tensors and the plain view are.
+ * `element` is the same matrix in one part, for shapes that cannot be read `wide` elements at once. */
+template <class Source, class Element>
+void quantize_source(const char *op, const Source &from, const Element &element, bool aligned, const QuantizeJob &job)
+{
+    if (!job.rows || !job.part_cols) return;
+    bool wide = aligned && job.part_cols % (Source::parts == 1 ? 16 : 64) == 0;
+    QuantizeJob single = job;
+    single.part_cols *= Source::parts;
+    if (!job.pow2 && wide)
+        launch_find_amax<Source, amax_width<Source>>(from, job);
+    else if (!job.pow2)
+        launch_find_amax<Element, 1>(element, single);
+    if (wide)
+        launch_wide_tiles(from, job);
+    else
+        launch_tiles<Element, 1, QUANTIZE_ANY>(element, single);
+    cuda_check(cudaGetLastError(), op);
+    quantize_finish(op, wide ? job : single, wide ? Source::parts : 1);
+}
+
+#endif
