@@ -67,12 +67,15 @@ static void lay_out(Model *model)
     if (s->document_mask) model->first_key = arena_take(arena, tokens * (size_t)s->micro_steps);
     model->loss = arena_take(arena, sizeof *model->loss);
 
-    model->need = (Need){.fast_sums = s->sharding.order == REDUCE_FAST};
+    model->need = (Need){.fast_sums = s->sharding.order == REDUCE_FAST, .native_rounding = s->native_rounding};
     if (s->B) widen_need(&model->need, gpt_need(&s->config, &batch));
     if (s->generate) widen_need(&model->need, gpt_need(&s->config, &generate));
-    if (recipe_quantizes(&model->recipe))
-        model->need.weight_rows = max_i64(config_qkv_cols(&s->config),
-                                          max_i64(config_up_cols(&s->config), s->config.C));
+    for (int i = 0; i < model->table.count && recipe_quantizes(&model->recipe); i++) {
+        const Param *p = &model->table.param[i];
+        if (p->kind > PARAM_DOWN) continue;
+        model->need.weight_rows = max_i64(model->need.weight_rows, p->rows);
+        model->need.weight_elements = max_i64(model->need.weight_elements, p->rows * p->cols);
+    }
     model->workspace = arena_take(arena, ops->workspace_bytes(&model->need));
 
     gpt_create(&model->gpt, &s->config, ops, &model->recipe, arena);

@@ -22,7 +22,7 @@ typedef struct {
     bool train, generate;   /* which uses memory is laid out for; without train: evaluation, if B > 0 */
     int64_t B, micro_steps; /* sequences of a micro-batch, micro-batches a step of this rank */
     Recompute recompute;
-    bool document_mask;
+    bool document_mask, native_rounding;
     int64_t eot_token;
 } ModelSpec;
 

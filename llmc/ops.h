@@ -47,6 +47,8 @@ typedef struct {  /* from which a backend computes its workspace; the largest of
     int64_t V;    /* vocabulary, unpadded */
     int64_t head_dim, heads, group; /* group = query heads per key head */
     int64_t weight_rows;            /* most rows of a quantized weight; 0: nothing is quantized */
+    int64_t weight_elements;        /* of the largest quantized weight */
+    bool native_rounding;           /* the device's own stochastic rounding: other bits, fewer instructions */
     bool fast_sums; /* gradients may be added within a product, without a rounding of their own before */
 } Need;
 

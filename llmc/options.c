@@ -139,6 +139,7 @@ static const Option OPTIONS[] = {
     RECIPE(weight_blocks, "16x16", "16x16|1x16", "of W in fprop and dgrad"),
     RECIPE(rht, "wgrad", "wgrad|off", "Hadamard transform"),
     RECIPE(stochastic_rounding, "gradients", "gradients|off|all", "of what"),
+    BOOL(native_rounding, "false", MODEL | RECIPE_KEY, "by the GPU (sm_100a, 103a)"),
     {"tensor_scale", TYPE_CHOICE, MODEL | QUANTIZE | RECIPE_KEY, FIELD(recipe.tensor_scale), "amax", 0, 0, "amax|pow2", "of a tensor"},
     RECIPE(four_over_six, "off", "off|activations|weights|both", "row copies"),
     RECIPE(four_over_six_metric, "mae", "mae|mse", "errors that it compares"),
@@ -196,7 +197,7 @@ static const Option OPTIONS[] = {
     BOOL(deterministic_reduction, "true", MODEL | FREE, "same bits for any number of ranks"),
     INT(straggler_every, "100", 0, STEPS_MAX, TRAIN, "steps between lines on the slowest rank"),
     NUM(hang_timeout_s, "600", 0, 1e9, TRAIN, "a silent rank ends the job; 0: never"),
-    BOOL(tune_gemm, "false", TRAIN, "GPU: time algorithms of matrix products at the start"),
+    BOOL(tune_gemm, "false", TRAIN, "GPU: time algorithms of products at start"),
     INT(threads, "0", 0, 1024, MACHINE, "0: all cores this process may use"),
     TEXT(isa, "auto", "auto|portable|avx2|avx512|amx", MACHINE, ""),
 };

@@ -17,7 +17,8 @@ int start_spec(const Options *o, ModelSpec *spec, Error *error)
                         .generate = o->sample_every > 0,
                         .B = o->batch,
                         .recompute = o->recompute,
-                        .document_mask = o->document_mask};
+                        .document_mask = o->document_mask,
+                        .native_rounding = o->native_rounding};
     if (o->recipe.precision == PRECISION_AUTO)
         return error_set(error, "precision auto stands for no precision here: give fp32, bf16 or nvfp4");
     spec->recipe.steps = o->steps;

@@ -62,7 +62,7 @@ fault() {
     check "$1: says why" matches err "$2"
     check "$1: no process is left" not left_over "$mark"
 }
-waits='step 3, reduce_scatter: (no answer from|told to stop while waiting for) rank 2'
+waits='step [34], reduce_scatter: (no answer from|told to stop while waiting for) rank ([0-9], )?2' # a rank that was stopped may go on for a moment before it is ended
 for kind in exit kill stop die thread many; do
     case $kind in
     die | thread) reason='^error: rank 2 on [^ ]+: planted: disk full' ;;

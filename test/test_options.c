@@ -106,6 +106,7 @@ static const struct {
     {"checkpoint_every", "7"},
     {"checkpoint_async", "true"},
     {"tune_gemm", "true"},
+    {"native_rounding", "true"},
     {"keep_checkpoints", "8"},
     {"hash_every", "9"},
     {"telemetry_every", "10"},
@@ -555,7 +556,7 @@ static void check_screen(char *screen)
         CHECK(strlen(line) <= 80 && line[strlen(line) - 1] != ' ', "line too long or ends with a space: %s", line);
         if (sscanf(line, " --%63[a-z0-9_]", key) == 1) CHECK(tested(key), "no test sets --%s", key);
     }
-    CHECK(lines >= 5 && lines <= 84, "%d lines", lines);
+    CHECK(lines >= 5 && lines <= 88, "%d lines", lines);
 }
 
 static void test_help(void)

@@ -143,6 +143,7 @@ static size_t cpu_workspace_bytes(const Need *need)
 static void cpu_workspace_set(void *memory, const Need *need)
 {
     char *p = memory;
+    if (need->native_rounding) die_usage("native_rounding: only some GPUs have it");
     gemm_workspace_set(&cpu.workspace, cpu.gemm, cpu.threads, p);
     p += aligned(gemm_workspace_bytes(cpu.gemm, cpu.threads));
     cpu.partial = (float *)p;

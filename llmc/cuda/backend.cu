@@ -87,12 +87,12 @@ static size_t lay_out(char *memory, const Need *need)
 {
     char *at = memory, **to = memory ? &at : NULL;
     void *gemm, *partial, *sorted, *attention;
-    size_t bytes = take(to, gemm_workspace_bytes(), &gemm);
+    size_t bytes = take(to, gemm_workspace_bytes(need), &gemm);
     bytes += take(to, (size_t)(ceil_div(need->N, SUM_ROWS) * 2 * need->cols) * sizeof(float), &partial);
     bytes += take(to, (size_t)(round_up(need->V, 128) + 1 + need->N) * sizeof(int32_t), &sorted);
     bytes += take(to, (size_t)(need->N * need->heads) * sizeof(float), &attention);
     if (!memory) return bytes;
-    gemm_workspace_set(gemm);
+    gemm_workspace_set(gemm, need);
     cuda.partial = gmem<float>(partial);
     cuda.sorted = gmem<int32_t>(sorted);
     cuda.attention = gmem<float>(attention);
@@ -180,6 +180,14 @@ static double cuda_peak_flops(DType dtype)
 
 /* ---- opening ---- */
 
+/* Tensor cores for NVFP4: compute capability 10 and 12. */
+static bool has_fp4(void)
+{
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    return major == 10 || major == 12;
+}
+
 static void open_device(void)
 {
     int count = 0;
@@ -194,8 +202,8 @@ static void open_device(void)
             properties.minor);
     snprintf(backend.isa, sizeof backend.isa, "sm_%d%d", properties.major, properties.minor);
     snprintf(backend.device, sizeof backend.device, "%s", properties.name);
-    snprintf(backend.name, sizeof backend.name, "%s (%s), %s, attention by our own kernels", properties.name,
-             backend.isa, gemm_library());
+    snprintf(backend.name, sizeof backend.name, "%s (%s), %s, NVFP4 %s, attention by our own kernels", properties.name,
+             backend.isa, gemm_library(), has_fp4() ? "native" : "emulated");
 }
 
 int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
@@ -217,11 +225,13 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
     void *step;
     cuda_check(cudaMalloc(&step, sizeof(DeviceStep)), "cudaMalloc");
     cuda.step = gmem<const DeviceStep>(step);
-    gemm_open();
+    bool native_fp4 = has_fp4();
+    gemm_open(native_fp4);
 
     Ops *o = &backend.ops;
     *o = Ops();
     o->name = backend.name;
+    o->native_fp4 = native_fp4;
     o->result_lag = 1;
     o->alloc = cuda_alloc;
     o->free = cuda_free;

@@ -1,4 +1,4 @@
-/* See gemm.cuh. Order: status, plans, products, choices. */
+/* See gemm.cuh. Order: status, workspace, plans, products, NVFP4, choices. */
 #include "gemm.cuh"
 
 #include "../json.h"
@@ -22,7 +22,7 @@ enum {
 typedef struct { /* what an algorithm is chosen for */
     int64_t M, N, K, a_ld, b_ld, out_ld;
     DType in, out;
-    bool a_k_contiguous, b_k_contiguous, bias, add;
+    bool fp4, device_alpha, a_k_contiguous, b_k_contiguous, bias, add;
     uint32_t a_align, b_align, out_align;
 } PlanKey;
 
@@ -31,6 +31,7 @@ typedef struct {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t a, b, out; /* cuBLASLt's: its a is our b */
     cublasLtMatmulAlgo_t algorithm;
+    bool fused_bias;
 } Plan;
 
 typedef struct {
@@ -48,6 +49,9 @@ static struct {
     char *workspace;
     float *sum;     /* [SUM_FLOATS] */
     uint16_t *bias; /* [BIASES] BF16 */
+    float *scalar;  /* [3] on the device: an alpha, 0 and 1 */
+    bool native_fp4;
+    uint16_t *expanded[2]; /* emulated NVFP4: the operands in BF16 */
     char library[32];
 } gemm;
 
@@ -66,7 +70,11 @@ const char *gemm_library(void)
     return gemm.library;
 }
 
-void gemm_open(void) { check(cublasLtCreate(&gemm.handle), "cublasLtCreate"); }
+void gemm_open(bool native_fp4)
+{
+    check(cublasLtCreate(&gemm.handle), "cublasLtCreate");
+    gemm.native_fp4 = native_fp4;
+}
 
 void gemm_close(void)
 {
@@ -82,13 +90,31 @@ void gemm_close(void)
     memset(&gemm, 0, sizeof gemm);
 }
 
-size_t gemm_workspace_bytes(void) { return WORKSPACE + SUM_FLOATS * sizeof(float) + BIASES * sizeof(uint16_t); }
-
-void gemm_workspace_set(void *memory)
+/* Of one operand of an emulated product: of tokens, or a weight; both sides padded to 32. */
+static size_t expanded_bytes(const Need *need)
 {
-    gemm.workspace = (char *)memory;
-    gemm.sum = (float *)(gemm.workspace + WORKSPACE);
-    gemm.bias = (uint16_t *)(gemm.sum + SUM_FLOATS);
+    if (!need->weight_rows || gemm.native_fp4) return 0;
+    int64_t tokens = round_up(need->N, 32) * round_up(need->cols, 32);
+    int64_t weight = need->weight_elements + 32 * (need->weight_rows + need->cols) + 1024;
+    return (size_t)round_up(max_i64(tokens, weight), 128) * sizeof(uint16_t);
+}
+
+size_t gemm_workspace_bytes(const Need *need)
+{
+    return WORKSPACE + SUM_FLOATS * sizeof(float) + BIASES * sizeof(uint16_t) + 256 + 2 * expanded_bytes(need);
+}
+
+void gemm_workspace_set(void *memory, const Need *need)
+{
+    static const float SCALARS[] = {1, 0, 1};
+    char *at = (char *)memory;
+    gemm.workspace = at;
+    gemm.sum = (float *)(at += WORKSPACE);
+    gemm.bias = (uint16_t *)(at += SUM_FLOATS * sizeof(float));
+    gemm.scalar = (float *)(at += BIASES * sizeof(uint16_t));
+    at += 256;
+    for (int i = 0; i < 2; i++) gemm.expanded[i] = (uint16_t *)(at + (size_t)i * expanded_bytes(need));
+    cuda_check(cudaMemcpyAsync(gemm.scalar, SCALARS, sizeof SCALARS, cudaMemcpyHostToDevice, cuda.stream), "workspace");
 }
 
 /* ---- plans ---- */
@@ -114,16 +140,17 @@ static void prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttribu
 }
 
 /* A matrix with `rows` rows of our storage; its leading dimension counts elements. */
-static cublasLtMatrixLayout_t layout(DType dtype, int64_t rows, int64_t cols, int64_t ld)
+static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld)
 {
     cublasLtMatrixLayout_t m;
-    check(cublasLtMatrixLayoutCreate(&m, type_of(dtype), (uint64_t)cols, (uint64_t)rows, ld), "matrix layout");
+    check(cublasLtMatrixLayoutCreate(&m, type, (uint64_t)cols, (uint64_t)rows, ld), "matrix layout");
     return m;
 }
 
-static cublasLtMatrixLayout_t input_layout(DType dtype, bool k_contiguous, int64_t outer, int64_t K, int64_t ld)
+static cublasLtMatrixLayout_t input_layout(const PlanKey *key, bool k_contiguous, int64_t outer, int64_t ld)
 {
-    return k_contiguous ? layout(dtype, outer, K, ld) : layout(dtype, K, outer, ld);
+    cudaDataType_t type = key->fp4 ? CUDA_R_4F_E2M1 : type_of(key->in);
+    return k_contiguous ? layout(type, outer, key->K, ld) : layout(type, key->K, outer, ld);
 }
 
 /* The heuristic's best algorithms, at most `most`; returns how many there are. */
@@ -173,24 +200,39 @@ static bool choose(Plan *p)
     return count > 0;
 }
 
-static void make_plan(Plan *p, PlanKey key)
+static void make_plan(Plan *p, PlanKey key, const GemmInput *a, const GemmInput *b)
 {
     *p = Plan();
     p->key = key;
     check(cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "matmul descriptor");
     set(p, CUBLASLT_MATMUL_DESC_TRANSA, key.b_k_contiguous ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(p, CUBLASLT_MATMUL_DESC_TRANSB, key.a_k_contiguous ? CUBLAS_OP_N : CUBLAS_OP_T);
-    p->a = input_layout(key.in, key.b_k_contiguous, key.N, key.K, key.b_ld);
-    p->b = input_layout(key.in, key.a_k_contiguous, key.M, key.K, key.a_ld);
-    p->out = layout(key.out, key.M, key.N, key.out_ld);
-    if (key.bias) set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS); /* in the type of the output */
+    if (key.device_alpha) set(p, CUBLASLT_MATMUL_DESC_POINTER_MODE, CUBLASLT_POINTER_MODE_DEVICE);
+    if (key.fp4) {
+        set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3);
+        set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3);
+        set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b->scales); /* the heuristic wants them, whichever they are */
+        set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a->scales);
+    }
+    p->a = input_layout(&key, key.b_k_contiguous, key.N, key.b_ld);
+    p->b = input_layout(&key, key.a_k_contiguous, key.M, key.a_ld);
+    p->out = layout(type_of(key.out), key.M, key.N, key.out_ld);
+    if (key.bias) { /* in the type of the output; not everywhere with FP4, then a kernel adds it */
+        set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        p->fused_bias = choose(p);
+        if (p->fused_bias) return;
+        set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
+    }
     if (!choose(p))
-        die("%s has no algorithm for a product of %lld x %lld x %lld (dtype %d, ld %lld %lld %lld)", gemm_library(),
-            (long long)key.M, (long long)key.N, (long long)key.K, (int)key.in, (long long)key.a_ld, (long long)key.b_ld,
-            (long long)key.out_ld);
+        die("%s has no algorithm for a product of %lld x %lld x %lld (%s, ld %lld %lld %lld)", gemm_library(),
+            (long long)key.M, (long long)key.N, (long long)key.K,
+            key.fp4                ? "NVFP4"
+            : key.in == DTYPE_BF16 ? "BF16"
+                                   : "FP32",
+            (long long)key.a_ld, (long long)key.b_ld, (long long)key.out_ld);
 }
 
-static Plan *plan_for(PlanKey key)
+static Plan *plan_for(PlanKey key, const GemmInput *a, const GemmInput *b)
 {
     for (int i = 0; i < gemm.count; i++)
         if (!memcmp(&gemm.plan[i].key, &key, sizeof key)) return &gemm.plan[i];
@@ -199,7 +241,7 @@ static Plan *plan_for(PlanKey key)
         gemm.plan = (Plan *)xrealloc(gemm.plan, (size_t)gemm.room * sizeof *gemm.plan);
     }
     Plan *p = &gemm.plan[gemm.count];
-    make_plan(p, key);
+    make_plan(p, key, a, b);
     gemm.count++;
     return p;
 }
@@ -207,15 +249,17 @@ static Plan *plan_for(PlanKey key)
 /* ---- products ---- */
 
 typedef struct {
-    float alpha, beta;
+    float alpha, beta; /* of products without device_alpha */
     const void *a, *b;
     void *out;
 } Call;
 
 static void run(const Plan *p, const cublasLtMatmulAlgo_t *algorithm, const Call *c)
 {
-    check(cublasLtMatmul(gemm.handle, p->product, &c->alpha, c->b, p->a, c->a, p->b, &c->beta, c->out, p->out, c->out,
-                         p->out, algorithm, gemm.workspace, WORKSPACE, cuda.stream),
+    bool device = p->key.device_alpha;
+    const float *alpha = device ? gemm.scalar : &c->alpha, *beta = device ? gemm.scalar + (c->beta ? 2 : 1) : &c->beta;
+    check(cublasLtMatmul(gemm.handle, p->product, alpha, c->b, p->a, c->a, p->b, beta, c->out, p->out, c->out, p->out,
+                         algorithm, gemm.workspace, WORKSPACE, cuda.stream),
           "matmul");
 }
 
@@ -252,6 +296,18 @@ static const void *bias_as(DType dtype, const void *bias, int64_t N)
     return gemm.bias;
 }
 
+enum { BIAS_THREADS = 256 };
+
+/* y += bias. A thread takes one column of every gridDim.y-th row, so that the bias is read once: 4 bytes per BF16 element
+ * read and written. */
+template <class T> __global__ void add_bias(Matrix<T> y, gmem<const float> bias)
+{
+    int64_t c = blockIdx.x * (int64_t)BIAS_THREADS + threadIdx.x;
+    if (c >= y.cols) return;
+    float b = bias.ld(c);
+    for (int64_t r = blockIdx.y; r < y.rows; r += gridDim.y) y.row(r).st(c, from_f32<T>(to_f32(y.row(r).ld(c)) + b));
+}
+
 static void multiply(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out, float alpha)
 {
     PlanKey key;
@@ -259,28 +315,96 @@ static void multiply(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, 
     key.M = M, key.N = N, key.K = K;
     key.a_ld = a.ld, key.b_ld = b.ld, key.out_ld = out.ld;
     key.in = a.dtype, key.out = out.dtype;
+    key.fp4 = a.scales != NULL, key.device_alpha = a.tensor_scale != NULL;
     key.a_k_contiguous = a.k_contiguous, key.b_k_contiguous = b.k_contiguous;
     key.bias = out.bias != NULL, key.add = out.accumulate;
     key.a_align = alignment_of(a.data), key.b_align = alignment_of(b.data), key.out_align = alignment_of(out.data);
 
-    Plan *p = plan_for(key);
+    Plan *p = plan_for(key, &a, &b);
     float beta = out.accumulate ? 1.0f : 0.0f;
-    if (out.bias) set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_as(out.dtype, out.bias, N));
+    if (p->fused_bias) set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias_as(out.dtype, out.bias, N));
+    if (key.fp4) set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, b.scales);
+    if (key.fp4) set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a.scales);
     Call call = {alpha, beta, a.data, b.data, out.data};
     if (gemm.tuning && chosen(&key) < 0) time_candidates(p, &call);
     run(p, &p->algorithm, &call);
+    if (!out.bias || p->fused_bias) return;
+    dim3 grid((unsigned)ceil_div(N, BIAS_THREADS), (unsigned)min_i64(M, 65535));
+    Tensor y = {out.data, out.dtype, M, N, out.ld};
+    BY_DTYPE(out.dtype, T,
+             add_bias<T><<<grid, BIAS_THREADS, 0, cuda.stream>>>(matrix<T>(y), gmem<const float>((void *)out.bias)));
+    cuda_check(cudaGetLastError(), "add_bias");
+}
+
+/* ---- NVFP4 ---- */
+
+/* One thread: the factor on the sum of code x block scale products. */
+static __global__ void make_alpha(gmem<float> alpha, gmem<const float> a, Nvfp4Form a_form, gmem<const float> b,
+                                  Nvfp4Form b_form)
+{
+    alpha.st(0, nvfp4_alpha(a.ld(0), &a_form, b.ld(0), &b_form));
+}
+
+enum { EXPAND_THREADS = 128 };
+
+/* Codes x block scales in BF16, exactly. A thread takes one block of 16: 9 bytes read, 32 written in two stores; neighbours
+ * take neighbouring blocks of a row. */
+static __global__ void __launch_bounds__(EXPAND_THREADS)
+    expand(gmem<bf16> to, gmem<const uint8_t> codes, gmem<const uint8_t> scales, int64_t outer, int64_t blocks)
+{
+    int64_t i = blockIdx.x * (int64_t)EXPAND_THREADS + threadIdx.x, row = i / blocks, block = i % blocks;
+    if (row >= outer) return;
+    Pack<uint8_t, 8> pairs = codes.ld_pack<8>(8 * i);
+    float scale = e4m3_to_f32(scales.ld((int64_t)nvfp4_tile_offset(row, block, blocks)));
+    for (int half = 0; half < 2; half++) {
+        Pack<bf16, 8> x;
+        for (int j = 0; j < 8; j++)
+            x.v[j] = to_bf16(e2m1_to_f32(pairs.v[4 * half + j / 2] >> 4 * (j % 2) & 15) * scale);
+        to.st_pack<8>(16 * i + 8 * half, x);
+    }
+}
+
+/* The operand in BF16, in gemm.expanded[which]. */
+static GemmInput expanded(GemmInput in, int64_t outer, int which)
+{
+    int64_t blocks = in.ld / NVFP4_BLOCK;
+    unsigned grid = (unsigned)ceil_div(outer * blocks, EXPAND_THREADS);
+    expand<<<grid, EXPAND_THREADS, 0, cuda.stream>>>(gmem<bf16>((void *)gemm.expanded[which]),
+                                                     gmem<const uint8_t>((void *)in.data),
+                                                     gmem<const uint8_t>((void *)in.scales), outer, blocks);
+    cuda_check(cudaGetLastError(), "expand");
+    in.data = gemm.expanded[which];
+    in.scales = NULL;
+    return in;
+}
+
+/* Makes alpha, and both inputs such as this machine multiplies. */
+static void prepare_fp4(int64_t M, int64_t N, GemmInput *a, GemmInput *b)
+{
+    make_alpha<<<1, 1, 0, cuda.stream>>>(gmem<float>(gemm.scalar), gmem<const float>(a->tensor_scale), a->form,
+                                         gmem<const float>(b->tensor_scale), b->form);
+    cuda_check(cudaGetLastError(), "make_alpha");
+    if (gemm.native_fp4) return;
+    *a = expanded(*a, M, 0);
+    *b = expanded(*b, N, 1);
 }
 
 /* The input from row (of M) `first` on. */
 static GemmInput rows_from(GemmInput a, int64_t first)
 {
     int64_t elements = a.k_contiguous ? first * a.ld : first;
+    if (a.scales) { /* first is a multiple of 128 */
+        a.data = (const char *)a.data + elements / 2;
+        a.scales += nvfp4_tile_offset(first, 0, a.ld / NVFP4_BLOCK);
+        return a;
+    }
     a.data = (const char *)a.data + (size_t)elements * dtype_bytes(a.dtype);
     return a;
 }
 
 void cuda_gemm(int64_t M, int64_t N, int64_t K, GemmInput a, GemmInput b, GemmOutput out, float alpha)
 {
+    if (a.scales) prepare_fp4(M, N, &a, &b);
     if (out.accumulate && gemm.tuning && M * N <= SUM_FLOATS) out.data = gemm.sum; /* gradients stay as they are */
     if (!out.accumulate || (cuda.fast_sums && !(gemm.tuning && M * N > SUM_FLOATS))) {
         multiply(M, N, K, a, b, out, alpha);

@@ -1,9 +1,10 @@
 /* The three products of a linear layer, and its weight in the form that they read.
  *
  * A plain view is a matrix as the source, [rows, cols], that row and column view share; a product that sums over rows
- * reads it with k not contiguous.
+ * reads it with k not contiguous. An NVFP4 view has k contiguous always (nvfp4_view.cuh).
  */
 #include "gemm.cuh"
+#include "nvfp4_view.cuh"
 
 static DType view_dtype(const View *v) { return v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16; }
 
@@ -13,17 +14,27 @@ typedef struct { /* one operand of a product */
     bool k_contiguous; /* the product sums over the source's columns */
 } Factor;
 
-static GemmInput input_of(Factor f) { return GemmInput{f.view->data, view_dtype(f.view), f.o->cols, f.k_contiguous}; }
+static GemmInput input_of(Factor f)
+{
+    GemmInput in = {};
+    in.data = f.view->data, in.dtype = view_dtype(f.view), in.ld = f.o->cols, in.k_contiguous = f.k_contiguous;
+    if (f.view->format.format != FORMAT_NVFP4) return in;
+    Nvfp4Copy copy = nvfp4_copy(f.view, !f.k_contiguous, f.o->rows, f.o->cols);
+    in.data = copy.codes, in.ld = copy.ld, in.k_contiguous = true;
+    in.scales = copy.scales, in.tensor_scale = copy.tensor_scale, in.form = f.view->format.nvfp4;
+    return in;
+}
 
 /* out (+)= the product of both factors; counts it. */
 static void product(int kind, Factor a, Factor b, GemmOutput out)
 {
     Format format = a.view->format.format;
-    if (format != b.view->format.format)
+    if (format != b.view->format.format || a.view->format.rht != b.view->format.rht)
         die("matrix product of operands that do not belong together: formats %d and %d; this is a bug", format,
             b.view->format.format);
     int64_t M = a.k_contiguous ? a.o->rows : a.o->cols, N = b.k_contiguous ? b.o->rows : b.o->cols;
     int64_t K = a.k_contiguous ? a.o->cols : a.o->rows;
+    if (format == FORMAT_NVFP4) K = round_up(K, 32); /* with the zeros behind it */
     cuda_gemm(M, N, K, input_of(a), input_of(b), out, 1.0f);
     cuda.counts.count[kind][format]++;
 }

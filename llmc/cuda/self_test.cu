@@ -12,7 +12,7 @@ enum { ROWS = 80, COLS = 48, DEPTH = 96, LARGEST = DEPTH * DEPTH };
 typedef struct { /* one kind of product, as the linear layers use it */
     const char *name;
     DType in, out;
-    bool a_k_contiguous, b_k_contiguous, bias, accumulate;
+    bool fp4, a_k_contiguous, b_k_contiguous, bias, accumulate;
 } Case;
 
 /* A matrix on both sides: values in [-1, 1) of which BF16 holds every one. */
@@ -44,17 +44,44 @@ static double element(const Sample *m, bool k_contiguous, int outer, int k, int 
     return (double)(k_contiguous ? m->value[outer * DEPTH + k] : m->value[k * outers + outer]);
 }
 
+/* The sample's rows in NVFP4, by the reference quantizer; its values become those that the codes stand for. */
+static GemmInput quantized(const Ops *ops, Sample *m, int64_t outers)
+{
+    enum { BLOCKS = DEPTH / NVFP4_BLOCK, SCALES_AT = LARGEST / 2, TENSOR_SCALE_AT = LARGEST };
+    static uint8_t codes[LARGEST], scales[LARGEST], tiles[LARGEST];
+    Nvfp4Form form = {ROUND_NEAREST, SCALE_1X16, TENSOR_SCALE_AMAX, FOUR_OVER_SIX_OFF, 1};
+    Nvfp4Scale scale = nvfp4_quantize(codes, scales, m->value, outers, DEPTH, &form, NULL);
+    for (int64_t i = 0; i < outers * DEPTH; i++)
+        m->value[i] = e2m1_to_f32(codes[i]) * nvfp4_decode_scale(scales[i / NVFP4_BLOCK], scale.stored, &form);
+    for (int64_t i = 0; i < outers * DEPTH; i += 2) codes[i / 2] = (uint8_t)(codes[i] | codes[i + 1] << 4);
+    nvfp4_tile_scales(tiles, scales, outers, BLOCKS);
+    char *at = (char *)m->device;
+    ops->copy_in(at, codes, (size_t)(outers * DEPTH) / 2);
+    ops->copy_in(at + SCALES_AT, tiles, nvfp4_tile_bytes(outers, BLOCKS));
+    ops->copy_in(at + TENSOR_SCALE_AT, &scale.stored, sizeof scale.stored);
+    GemmInput in = {at, DTYPE_BF16, DEPTH, true, (uint8_t *)at + SCALES_AT, (float *)(at + TENSOR_SCALE_AT), form};
+    return in;
+}
+
+static GemmInput input(const Ops *ops, Sample *m, const Case *c, bool k_contiguous, int64_t outers)
+{
+    if (c->fp4) return quantized(ops, m, outers);
+    GemmInput in = {};
+    in.data = m->device, in.dtype = c->in, in.ld = k_contiguous ? (int64_t)DEPTH : outers,
+    in.k_contiguous = k_contiguous;
+    return in;
+}
+
 static void try_product(const Ops *ops, const Case *c, Sample *a, Sample *b, Sample *out, Sample *bias)
 {
     static float got[LARGEST];
     static uint16_t half[LARGEST];
-    const float alpha = c->accumulate ? 1.0f : 0.375f;
+    const float alpha = c->accumulate || c->fp4 ? 1.0f : 0.375f; /* with NVFP4 the tensors' scales are in it */
     fill(ops, a, c->in, 1);
     fill(ops, b, c->in, 2);
     fill(ops, out, c->out, 3);
     fill(ops, bias, DTYPE_FP32, 4);
-    cuda_gemm(ROWS, COLS, DEPTH, GemmInput{a->device, c->in, c->a_k_contiguous ? DEPTH : ROWS, c->a_k_contiguous},
-              GemmInput{b->device, c->in, c->b_k_contiguous ? DEPTH : COLS, c->b_k_contiguous},
+    cuda_gemm(ROWS, COLS, DEPTH, input(ops, a, c, c->a_k_contiguous, ROWS), input(ops, b, c, c->b_k_contiguous, COLS),
               GemmOutput{out->device, c->out, COLS, c->bias ? bias->device : NULL, c->accumulate}, alpha);
     ops->copy_out(c->out == DTYPE_BF16 ? (void *)half : got, out->device, ROWS * COLS * dtype_bytes(c->out));
     for (int i = 0; i < ROWS * COLS; i++) {
@@ -75,16 +102,20 @@ static void try_product(const Ops *ops, const Case *c, Sample *a, Sample *b, Sam
 void self_test(const Ops *ops)
 {
     static const Case CASES[] = {
-        {"fprop in BF16", DTYPE_BF16, DTYPE_BF16, true, true, false, false},
-        {"fprop in BF16 with a bias", DTYPE_BF16, DTYPE_BF16, true, true, true, false},
-        {"dgrad in BF16", DTYPE_BF16, DTYPE_BF16, true, false, false, false},
-        {"wgrad in BF16", DTYPE_BF16, DTYPE_FP32, false, false, false, true},
-        {"fprop in FP32 with a bias", DTYPE_FP32, DTYPE_FP32, true, true, true, false},
-        {"dgrad in FP32", DTYPE_FP32, DTYPE_FP32, true, false, false, false},
-        {"wgrad in FP32", DTYPE_FP32, DTYPE_FP32, false, false, false, true},
+        {"fprop in NVFP4", DTYPE_BF16, DTYPE_BF16, true, true, true, false, false},
+        {"fprop in NVFP4 with a bias", DTYPE_BF16, DTYPE_BF16, true, true, true, true, false},
+        {"wgrad in NVFP4", DTYPE_BF16, DTYPE_FP32, true, true, true, false, true},
+        {"fprop in BF16", DTYPE_BF16, DTYPE_BF16, false, true, true, false, false},
+        {"fprop in BF16 with a bias", DTYPE_BF16, DTYPE_BF16, false, true, true, true, false},
+        {"dgrad in BF16", DTYPE_BF16, DTYPE_BF16, false, true, false, false, false},
+        {"wgrad in BF16", DTYPE_BF16, DTYPE_FP32, false, false, false, false, true},
+        {"fprop in FP32 with a bias", DTYPE_FP32, DTYPE_FP32, false, true, true, true, false},
+        {"dgrad in FP32", DTYPE_FP32, DTYPE_FP32, false, true, false, false, false},
+        {"wgrad in FP32", DTYPE_FP32, DTYPE_FP32, false, false, false, false, true},
     };
     Sample *m = (Sample *)xcalloc(4, sizeof *m);
     Need need = {};
+    need.weight_rows = need.N = need.cols = DEPTH; /* room to expand NVFP4 */
     void *workspace = device_memory(ops->workspace_bytes(&need));
     ops->workspace_set(workspace, &need);
     for (int i = 0; i < 4; i++) m[i].device = device_memory(LARGEST * sizeof(float));

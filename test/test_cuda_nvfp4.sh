@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# NVFP4 in whole runs of the CUDA program on a CPU, beside train_gpt: losses of every architecture step by step, on a
+# device with FP4 tensor cores and on one that emulates them; recipes that change one thing; the switch to BF16; recompute,
+# resume and exchange of checkpoints in the middle; telemetry. LLMC_TEST_ALL=1: every recipe on every architecture.
+# Skipped where the CUDA toolkit's headers are not installed.
+# shellcheck source=test/lib.sh disable=SC2317 # functions that only `check` calls
+source "$(dirname "$0")/lib.sh"
+
+cuda=${TRAIN_GPT_CUDA:-./train_gpt_nvfp4_cpu}
+if [ ! -x "$cuda" ]; then
+    skip "NVFP4 in the CUDA program on a CPU" "no $cuda (make train_gpt_nvfp4_cpu needs the CUDA headers)"
+    finish
+fi
+on_cuda() { program=$cuda gpt "$@"; }
+
+declare -A MODEL=(
+    [gpt2]='--arch gpt2 --hidden 48 --heads 3'
+    [llama]='--arch llama --hidden 64 --heads 4 --kv_heads 2 --ffn 80 --tie_embeddings false'
+    [qwen3]='--arch qwen3 --hidden 64 --heads 4 --kv_heads 2 --head_dim 32'
+)
+documents "$scratch/train.bin" 60 150
+documents "$scratch/val.bin" 5 90
+options() { # options ARCH
+    echo "${MODEL[$1]} --precision nvfp4 --layers 3 --seq_len 32 --batch 1 --global_batch_tokens 64 --steps 20 --lr 2e-3 --warmup_steps 4
+        --train_data $scratch/train.bin --val_data $scratch/val.bin --val_every 10 --val_batches 2 --checkpoint_every 10 --hash_every 0"
+}
+relative() { # relative RUN REFERENCE KEY: differences of all lines that have the key in both
+    paste <(sed -n "s/.*\"$3\":\\([^,}]*\\).*/\\1/p" "$1/log.jsonl") <(sed -n "s/.*\"$3\":\\([^,}]*\\).*/\\1/p" "$2/log.jsonl") |
+        awk 'NF != 2 { print 1; exit } { d = ($1 - $2) / $2; print d < 0 ? -d : d }'
+}
+worst() { relative "$@" | awk '{ if ($1 > w) w = $1 } END { print NR ? w + 0 : 1 }'; }
+near() { # near NAME RUN REFERENCE: losses and validation within LIMIT (1e-3) at every step
+    local loss val
+    loss=$(worst "$2" "$3" loss) val=$(worst "$2" "$3" val_loss)
+    echo "measured $1: loss $loss, validation $val"
+    holds "$loss < ${limit_loss:-1e-3} && $val < ${limit_loss:-1e-3}"
+}
+same_losses() { same "$(bits "$1")" "$(bits "$2")"; }
+matches_log() { grep -qE -- "$2" "$1/log.jsonl"; }
+both() { # both NAME ARCH ARGUMENT...: on the CPU and on CUDA
+    rm -rf "$scratch/cpu" "$scratch/cuda"
+    # shellcheck disable=SC2046 # words
+    gpt $(options "$2") --run_dir "$scratch/cpu" "${@:3}"
+    check "$1 on the CPU" exits 0
+    # shellcheck disable=SC2046 # words
+    on_cuda $(options "$2") --run_dir "$scratch/cuda" "${@:3}"
+    check "$1 on CUDA" exits 0
+    check "$1: losses" near "$1" "$scratch/cuda" "$scratch/cpu"
+}
+
+# ---- the default recipe
+
+for arch in gpt2 llama qwen3; do
+    both "$arch" $arch
+    cp -r "$scratch/cuda" "$scratch/cuda_$arch"
+    cp -r "$scratch/cpu" "$scratch/cpu_$arch"
+    # shellcheck disable=SC2046 # words
+    CUDA_ON_CPU_CAPABILITY=9.0 on_cuda $(options $arch) --run_dir "$scratch/emulated_$arch"
+    check "$arch emulated" exits 0
+    check "$arch emulated: says so" says out 'NVFP4 emulated'
+    check "$arch emulated: losses" near "$arch emulated" "$scratch/emulated_$arch" "$scratch/cpu_$arch"
+done
+
+# ---- recipes that change one thing
+
+recipes='--tensor_scale pow2
+--four_over_six both
+--gradient_headroom 17/16
+--weight_blocks 1x16
+--stochastic_rounding all
+--rht off
+--dgrad bf16
+--wgrad bf16
+--fprop bf16
+--switch_to_bf16_at 0.5
+--quantize_projections o,down
+--recompute block
+--recompute operands'
+archs=llama
+[ "$long" = 1 ] && archs='gpt2 llama qwen3'
+for arch in $archs; do
+    while read -r recipe; do
+        # shellcheck disable=SC2086 # words
+        both "$arch $recipe" $arch $recipe
+    done <<<"$recipes"
+done
+
+# ---- one run in other ways: the same bits
+
+reference=$scratch/cuda_llama
+again() { # again NAME ARGUMENT...
+    rm -rf "$scratch/again"
+    # shellcheck disable=SC2046 # words
+    on_cuda $(options llama) --run_dir "$scratch/again" "${@:2}"
+    check "$1" exits 0
+    check "$1: same losses" same_losses "$scratch/again" "$reference"
+}
+again "recompute block" --recompute block
+CUDA_ON_CPU_STREAMS=shuffle:3 again "streams in a shuffled order"
+rm -rf "$scratch/again/checkpoints/step_00000020"
+# shellcheck disable=SC2046 # words
+on_cuda $(options llama) --run_dir "$scratch/again" --resume auto
+check "resume: same losses" same_losses "$scratch/again" "$reference"
+# shellcheck disable=SC2046 # words
+on_cuda $(options llama) --run_dir "$scratch/watched" --telemetry_every 10 --shadow_every 10
+check "telemetry and shadow steps" exits 0
+check "telemetry and shadow steps: in the log" matches_log "$scratch/watched" '"telemetry":.*"shadow":'
+
+# ---- from the CPU to CUDA and back
+
+run=$scratch/exchange
+cp -r "$scratch/cpu_llama" "$run"
+rm -r "$(step_dir "$run" 20)"
+# shellcheck disable=SC2046 # words
+on_cuda $(options llama) --run_dir "$run" --resume auto --checkpoint_every 5
+check "the CPU's checkpoint on CUDA" exits 0
+check "the CPU's checkpoint on CUDA: losses" near "CPU to CUDA" "$run" "$scratch/cpu_llama"
+rm -r "$(step_dir "$run" 20)"
+# shellcheck disable=SC2046 # words
+gpt $(options llama) --run_dir "$run" --resume auto
+check "CUDA's checkpoint on the CPU" exits 0
+check "CUDA's checkpoint on the CPU: losses" near "and back" "$run" "$scratch/cpu_llama"
+
+# ---- what is refused
+
+# shellcheck disable=SC2046 # words
+CUDA_ON_CPU_CAPABILITY=9.0 on_cuda $(options llama) --run_dir "$scratch/no" --native_rounding true
+check "native_rounding where there is none: refused" exits 2
+check "native_rounding where there is none: says so" says err 'native_rounding: '
+finish
