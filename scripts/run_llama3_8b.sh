@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The architecture of Llama 3 8B, context 8192, in NVFP4: 40,000 steps of 4,194,304 tokens (168B), lr 3e-4, cosine to a tenth.
-# Weights, optimizer state and gradients take more than one GPU has: ZeRO stage 3 shares them (eight of 80 GB are enough).
+# Weights, gradients and optimizer state of one sequence take 137 GiB: one GPU of 180 GB, or ZeRO stage 3 on eight of 80 GB.
 #
 #     scripts/run_llama3_8b.sh [-np N] [OPTION of train ...]
 #
