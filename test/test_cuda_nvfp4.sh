@@ -21,8 +21,8 @@ declare -A MODEL=(
 documents "$scratch/train.bin" 60 150
 documents "$scratch/val.bin" 5 90
 options() { # options ARCH
-    echo "${MODEL[$1]} --precision nvfp4 --layers 3 --seq_len 32 --batch 1 --global_batch_tokens 64 --steps 20 --lr 2e-3 --warmup_steps 4
-        --train_data $scratch/train.bin --val_data $scratch/val.bin --val_every 10 --val_batches 2 --checkpoint_every 10 --hash_every 0"
+    echo "${MODEL[$1]} --precision nvfp4 --layers 3 --seq_len 32 --batch 1 --global_batch_tokens 64 --steps ${steps:-20} --lr 1e-3 --warmup_steps 4
+        --train_data $scratch/train.bin --val_data $scratch/val.bin --val_every 5 --val_batches 2 --checkpoint_every 5 --hash_every 0"
 }
 relative() { # relative RUN REFERENCE KEY: differences of all lines that have the key in both
     paste <(sed -n "s/.*\"$3\":\\([^,}]*\\).*/\\1/p" "$1/log.jsonl") <(sed -n "s/.*\"$3\":\\([^,}]*\\).*/\\1/p" "$2/log.jsonl") |
@@ -50,6 +50,7 @@ both() { # both NAME ARCH ARGUMENT...: on the CPU and on CUDA
 
 # ---- the default recipe
 
+[ "$long" = 1 ] || steps=10
 for arch in gpt2 llama qwen3; do
     both "$arch" $arch
     cp -r "$scratch/cuda" "$scratch/cuda_$arch"
@@ -59,6 +60,23 @@ for arch in gpt2 llama qwen3; do
     check "$arch emulated" exits 0
     check "$arch emulated: says so" says out 'NVFP4 emulated'
     check "$arch emulated: losses" near "$arch emulated" "$scratch/emulated_$arch" "$scratch/cpu_$arch"
+done
+
+# ---- every kernel of the backend was launched, in one of these and of three short runs
+
+short=(--steps 2 --checkpoint_every 0 --val_every 0 --overwrite)
+for more in '--precision fp32' '--precision bf16 --sample_every 2 --sample_tokens 3' '--tensor_scale pow2' ''; do
+    # shellcheck disable=SC2046,SC2086 # words
+    CUDA_ON_CPU_STATS=1 CUDA_ON_CPU_CAPABILITY=9.0 on_cuda $(options gpt2) $more "${short[@]}" --run_dir "$scratch/kernels"
+    check "gpt2 $more, emulated" exits 0
+    cat "$scratch/out" "$scratch/err" >>"$scratch/stats"
+done
+# shellcheck disable=SC2046 # words
+CUDA_ON_CPU_STATS=1 on_cuda $(options qwen3) "${short[@]}" --telemetry_every 1 --run_dir "$scratch/kernels"
+cat "$scratch/out" "$scratch/err" >>"$scratch/stats"
+for kernel in $(cat llmc/cuda/*.cu llmc/cuda/*.cuh | tr '\n' ' ' | grep -oE '__global__ void( +__launch_bounds__\([^)]*\))? +[a-z_0-9]+\(' |
+    grep -oE '[a-z_0-9]+\($' | tr -d '(' | sort -u); do
+    check "kernel $kernel was launched" grep -qw "$kernel" "$scratch/stats"
 done
 
 # ---- recipes that change one thing
@@ -77,6 +95,7 @@ recipes='--tensor_scale pow2
 --recompute block
 --recompute operands'
 archs=llama
+[ "$long" = 1 ] || steps=4
 [ "$long" = 1 ] && archs='gpt2 llama qwen3'
 for arch in $archs; do
     while read -r recipe; do
@@ -86,6 +105,10 @@ for arch in $archs; do
 done
 
 # ---- one run in other ways: the same bits
+
+steps=20
+[ "$long" = 1 ] || steps=10
+last=$(printf step_%08d "$steps")
 
 reference=$scratch/cuda_llama
 again() { # again NAME ARGUMENT...
@@ -97,12 +120,12 @@ again() { # again NAME ARGUMENT...
 }
 again "recompute block" --recompute block
 CUDA_ON_CPU_STREAMS=shuffle:3 again "streams in a shuffled order"
-rm -rf "$scratch/again/checkpoints/step_00000020"
+rm -rf "$scratch/again/checkpoints/$last"
 # shellcheck disable=SC2046 # words
 on_cuda $(options llama) --run_dir "$scratch/again" --resume auto
 check "resume: same losses" same_losses "$scratch/again" "$reference"
 # shellcheck disable=SC2046 # words
-on_cuda $(options llama) --run_dir "$scratch/watched" --telemetry_every 10 --shadow_every 10
+on_cuda $(options llama) --run_dir "$scratch/watched" --telemetry_every 5 --shadow_every 5
 check "telemetry and shadow steps" exits 0
 check "telemetry and shadow steps: in the log" matches_log "$scratch/watched" '"telemetry":.*"shadow":'
 
@@ -110,12 +133,12 @@ check "telemetry and shadow steps: in the log" matches_log "$scratch/watched" '"
 
 run=$scratch/exchange
 cp -r "$scratch/cpu_llama" "$run"
-rm -r "$(step_dir "$run" 20)"
+rm -r "$run/checkpoints/$last"
 # shellcheck disable=SC2046 # words
-on_cuda $(options llama) --run_dir "$run" --resume auto --checkpoint_every 5
+on_cuda $(options llama) --run_dir "$run" --resume auto
 check "the CPU's checkpoint on CUDA" exits 0
 check "the CPU's checkpoint on CUDA: losses" near "CPU to CUDA" "$run" "$scratch/cpu_llama"
-rm -r "$(step_dir "$run" 20)"
+rm -r "$run/checkpoints/$last"
 # shellcheck disable=SC2046 # words
 gpt $(options llama) --run_dir "$run" --resume auto
 check "CUDA's checkpoint on the CPU" exits 0

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole CUDA program on a CPU (train_gpt_nvfp4_cpu) beside train_gpt: every architecture's losses step by step, resume,
 # recompute, generate, eval, a checkpoint that goes from one to the other and back, streams in a shuffled order; and that it
-# is the CUDA program: no object of llmc/cpu is in it, and every kernel was launched. LLMC_TEST_ALL=1: every architecture in FP32 too, and
+# is the CUDA program: no object of llmc/cpu is in it. LLMC_TEST_ALL=1: every architecture in FP32 too, and
 # other orders of threads. Skipped where the CUDA toolkit's headers are not installed.
 # shellcheck source=test/lib.sh disable=SC2317 # functions that only `check` calls
 source "$(dirname "$0")/lib.sh"
@@ -47,9 +47,8 @@ for arch in gpt2 llama qwen3; do
         gpt $(options $arch "$precision") --run_dir "$scratch/cpu_${arch}_$precision"
         check "$arch $precision on the CPU" exits 0
         # shellcheck disable=SC2046 # words
-        CUDA_ON_CPU_STATS=1 on_cuda $(options $arch "$precision") --run_dir "$scratch/cuda_${arch}_$precision" --sample_every 20 --sample_tokens 5
+        on_cuda $(options $arch "$precision") --run_dir "$scratch/cuda_${arch}_$precision" --sample_every 20 --sample_tokens 5
         check "$arch $precision on CUDA" exits 0
-        cat "$scratch/out" "$scratch/err" >>"$scratch/stats"
         check "$arch $precision: 20 steps" same "$(log_lines "$scratch/cuda_${arch}_$precision")" 20
         check "$arch $precision: losses" near "$scratch/cuda_${arch}_$precision" "$scratch/cpu_${arch}_$precision"
     done
@@ -109,10 +108,6 @@ check "generate: the same text" cmp "$scratch/text_gpt" "$scratch/text_on_cuda"
 # ---- it is the CUDA program
 
 check "no object of llmc/cpu in it" not grep -qE '/cpu/[a-z_]+\.(portable|avx2|avx512|amx)\.o|/cpu/backend\.o' "${BUILD:-build}/cuda_on_cpu/link.map"
-for kernel in $(cat llmc/cuda/*.cu llmc/cuda/*.cuh | tr '\n' ' ' | grep -oE '__global__ void( +__launch_bounds__\([^)]*\))? +[a-z_0-9]+\(' |
-    grep -oE '[a-z_0-9]+\($' | tr -d '(' | sort -u); do
-    check "kernel $kernel was launched" grep -qw "$kernel" "$scratch/stats"
-done
 
 # ---- what is refused
 
