@@ -6,9 +6,9 @@
  *     lse, which the backward reads [B, NH, T, 1]        dense: before 9.26 it reads no other, so a copy is made in
  *                                                        cuda.attention, which has room for one number a query and head
  *
- * To build a graph takes cuDNN up to seconds, so each is kept, found by all that it depends on: a run has few. The
- * deterministic backward needs memory that is known only then, on Hopper and before 2 bytes a query, key and head: one
- * buffer for all graphs, beside the arena, that grows when a graph is built.
+ * To build a graph takes cuDNN up to a second, so each is kept, found by all that it depends on: a run has few. The
+ * deterministic backward needs memory of a size that is known only then; but for sm_100, 2 bytes a query, key and head.
+ * It is one buffer for all graphs, beside the arena, that grows when a graph is built.
  *
  * The library is the frontend, headers that are C++ with shared pointers and maps; they stay in this file, which takes
  * a minute to compile.
@@ -17,11 +17,12 @@
 
 #include "attention.cuh"
 
+#define CUDNN_FRONTEND_SKIP_JSON_LIB /* half the time to compile */
+#include <cstring>                   /* then missing in the frontend */
 #include <cudnn.h>
 #include <cudnn_frontend.h>
 
 #include <stdio.h>
-#include <string.h>
 
 #if CUDNN_VERSION < 91200
 #error "cuDNN 9.12 or newer is needed (older ones write lse in one order only): install one, or give USE_CUDNN=0"
@@ -65,7 +66,7 @@ struct {
 bool is_for_cudnn(const Call &c)
 {
     const Attention *a = c.a;
-    if (a->first_key || a->position0 || a->Tq != a->Tk || a->HD % 8 || a->HD > 128) return false;
+    if (a->first_key || a->position0 || a->Tq != a->Tk || a->Tq < 2 || a->HD % 8 || a->HD > 128) return false;
     for (int i = 0; i < TENSORS; i++)
         if (i != LSE && c.t[i].data && !attention::fits_tiles(c.t[i])) return false;
     return true;
@@ -133,6 +134,13 @@ void reserve_workspace(int64_t bytes)
     cudnn.workspace_bytes = bytes;
 }
 
+/* The rest is about each engine that was tried; CUDNN_LOGLEVEL_DBG=2 in the environment makes cuDNN say it, and why. */
+std::string first_line(fe::error_t error)
+{
+    std::string text = error.get_message();
+    return text.substr(0, text.find('\n'));
+}
+
 Plan *plan_of(const Key &key)
 {
     for (Plan *plan = cudnn.plan; plan; plan = plan->next)
@@ -143,7 +151,7 @@ Plan *plan_of(const Key &key)
     if (error.is_bad())
         note("attention %s of %ld x %ld tokens, %ld and %ld heads of %ld by our own kernels: %s says: %s",
              key.backward ? "backward" : "forward", (long)key.B, (long)key.T, (long)key.NH, (long)key.NKV, (long)key.HD,
-             attention_cudnn_name(), error.get_message().c_str());
+             attention_cudnn_name(), first_line(error).c_str());
     else
         reserve_workspace(cudnn.plan->graph.get_workspace_size());
     return cudnn.plan;
@@ -177,7 +185,7 @@ bool run(const Call &c)
     fe::error_t error = plan->graph.execute(cudnn.handle, at, cudnn.workspace);
     if (error.is_bad())
         die("%s: %s says: %s; build with USE_CUDNN=0", c.backward ? "attention_backward" : "attention_forward",
-            attention_cudnn_name(), error.get_message().c_str());
+            attention_cudnn_name(), first_line(error).c_str());
     return true;
 }
 
