@@ -7,6 +7,8 @@
 #   MPI_DIR=DIR       an MPI in DIR/include and DIR/lib instead of what mpicc names
 #   MPI=0             one rank
 #   CUDA_HOME=DIR     a CUDA toolkit (or its headers) elsewhere than where nvcc is, or /usr/local/cuda
+#   USE_CUDNN=0       attention by our own kernels alone
+#   CUDNN_FRONTEND_DIR=DIR   cudnn_frontend.h in DIR instead of where it was found
 #   GPU_ARCH=sm_90    for which GPU train_gpt_nvfp4 is built, instead of the one found
 COMMA := ,
 MAKEFLAGS += --no-builtin-rules --no-print-directory
@@ -90,8 +92,19 @@ GPU_ARCH  ?= $(addprefix sm_,$(subst .,,$(firstword $(shell nvidia-smi --query-g
 GENCODE   = -arch=$(patsubst sm_120,sm_120f,$(patsubst sm_103,sm_103a,$(patsubst sm_100,sm_100a,$(GPU_ARCH))))
 FAT       := $(foreach a,80 90 100a 103a 120f,-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_120,code=compute_120
 NVFLAGS   := -std=c++17 -O3 -fmad=false -lineinfo -Xcompiler "-Wall -Wextra -Wno-unused-parameter" -Xptxas -v
+# cuDNN for attention: there when its headers are and cudnn-frontend's, in a system folder or where pip puts them.
+ifneq ($(USE_CUDNN),0)
+CUDNN_PLACES := $(CUDA_HOME)/include /usr/local/include /usr/include
+CUDNN_H      := $(firstword $(wildcard $(CUDNN_PLACES:=/cudnn.h) /usr/include/$(ARCH)-linux-gnu/cudnn.h))
+PIP_PLACES   := $(foreach d,$(VIRTUAL_ENV) $(HOME)/.local /usr/local /usr,$(d)/lib/python3*/site-packages $(d)/lib/python3*/dist-packages)
+CUDNN_FRONTEND_DIR ?= $(patsubst %/cudnn_frontend.h,%,$(firstword $(wildcard $(CUDNN_PLACES:=/cudnn_frontend.h) $(PIP_PLACES:=/include/cudnn_frontend.h))))
+CUDNN        := $(if $(CUDNN_H),$(wildcard $(CUDNN_FRONTEND_DIR:=/cudnn_frontend.h)))
+endif
+ifneq ($(CUDNN),)
+NVFLAGS   += -DLLMC_CUDNN $(patsubst %,-isystem %,$(filter-out /usr/include /usr/local/include,$(CUDNN_FRONTEND_DIR)))
+endif
 CUDA_TEST := $(if $(CUDA_H),train_gpt_nvfp4_cpu) # without the headers the tests of CUDA are skipped
-CUDA_SOURCES := $(wildcard llmc/cuda/*.cu)
+CUDA_SOURCES := $(filter-out llmc/cuda/attention_cudnn.cu,$(wildcard llmc/cuda/*.cu))
 ifeq ($(origin CXX),default) # of the same maker as CC
 CXX       := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(subst gcc,g++,$(if $(findstring gcc,$(CC)),$(CC),gcc)))
 endif
@@ -150,8 +163,8 @@ $(BUILD)/nvcc/train_gpt_nvfp4.o: train_gpt_nvfp4.cu $(BUILD)/nvcc/flags
 	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
 
 # Tests and benchmarks of the device: build/nvcc/cuda_ops, build/nvcc/bench_cuda
-NVCC_OBJECTS := $(patsubst llmc/cuda/%.cu,$(BUILD)/nvcc/%.o,$(CUDA_SOURCES))
-NVLINK = $(NVCC) $(GENCODE) $(filter %.o,$^) -o $@ -lcublasLt $(filter -L%,$(LDFLAGS)) $(patsubst -Wl$(COMMA)%,-Xlinker %,$(filter -Wl%,$(LDFLAGS))) \
+NVCC_OBJECTS := $(patsubst llmc/cuda/%.cu,$(BUILD)/nvcc/%.o,$(CUDA_SOURCES) $(if $(CUDNN),llmc/cuda/attention_cudnn.cu))
+NVLINK = $(NVCC) $(GENCODE) $(filter %.o,$^) -o $@ -lcublasLt $(if $(CUDNN),-lcudnn -lnvrtc) $(filter -L%,$(LDFLAGS)) $(patsubst -Wl$(COMMA)%,-Xlinker %,$(filter -Wl%,$(LDFLAGS))) \
          $(LDLIBS) $(if $(filter 1,$(OPENMP)),-lgomp)
 $(BUILD)/nvcc/cuda_ops: $(BUILD)/nvcc/cuda_ops.o $(NVCC_OBJECTS) $(LIB_OBJECTS) $(CPU_OBJECTS)
 	@$(NVLINK)
@@ -172,6 +185,7 @@ train_gpt_nvfp4: $(if $(and $(wildcard $(NVCC)),$(GPU_ARCH)),$(BUILD)/nvcc/train
 	@[ -x "$(NVCC)" ] || { echo "train_gpt_nvfp4: no nvcc in $(CUDA_HOME)/bin: install the CUDA toolkit, or give CUDA_HOME="; exit 1; }
 	@[ -n "$(GPU_ARCH)" ] || { echo "train_gpt_nvfp4: no GPU found (nvidia-smi): give GPU_ARCH=sm_90, or make fat"; exit 1; }
 	@$(NVLINK)
+	@$(if $(CUDNN),:,echo "train_gpt_nvfp4: attention by our own kernels (no cudnn.h$(COMMA) no cudnn_frontend.h$(COMMA) or USE_CUDNN=0)")
 
 fat: ## train_gpt_nvfp4 for sm_80, 90, 100a, 103a, 120f and newer
 	@$(MAKE) train_gpt_nvfp4 BUILD=$(BUILD)/fat GPU_ARCH=all GENCODE='$(FAT)'

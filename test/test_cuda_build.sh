@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The CUDA program as nvcc builds it: for sm_100a and sm_80, with LLMC_TEST_ALL=1 for all five targets. No warning, no kernel
-# that spills registers (a table of all of them is printed), and without a GPU the program says so. Skipped without nvcc.
+# that spills registers (a table of all of them is printed), and without a GPU the program says so. Then what is compiled
+# otherwise with cuDNN, for sm_90, where its headers and cudnn-frontend's are found. Skipped without nvcc.
 # shellcheck source=test/lib.sh disable=SC2317 # functions that only `check` calls
 source "$(dirname "$0")/lib.sh"
 
@@ -16,7 +17,7 @@ archs='sm_100 sm_80'
 
 nvcc_make() { # nvcc_make ARCH TARGET...
     called="make BUILD=$build/$1 GPU_ARCH=$1 ${*:2}"
-    timeout --kill-after=5 900 make -j "$(getconf _NPROCESSORS_ONLN)" "CC=$compiler" "BUILD=$build/$1" "GPU_ARCH=$1" "${@:2}" >"$scratch/out" 2>"$scratch/err"
+    timeout --kill-after=5 900 make -j "$(getconf _NPROCESSORS_ONLN)" "CC=$compiler" "BUILD=$build/$1" "GPU_ARCH=$1" USE_CUDNN=0 "${@:2}" >"$scratch/out" 2>"$scratch/err"
     code=$?
 }
 table() { # table ARCH: kernel, registers, spilled bytes
@@ -27,7 +28,7 @@ table() { # table ARCH: kernel, registers, spilled bytes
 }
 no_spills() { awk '$NF > 0 { bad = 1; print "        spills: " $0 } END { exit bad }' "$scratch/table"; }
 
-objects=$(for source in llmc/cuda/*.cu; do basename "$source" .cu; done)
+objects=$(for source in llmc/cuda/*.cu; do basename "$source" .cu; done | grep -v attention_cudnn)
 for arch in $archs; do
     # shellcheck disable=SC2046,SC2086 # words
     nvcc_make $arch $(printf "$build/$arch/nvcc/%s.o " $objects)
@@ -56,4 +57,15 @@ if ! nvidia-smi >/dev/null 2>&1; then
     check "without a GPU: says so" matches err '^error: no GPU: '
 fi
 [ $mine = 1 ] && rm -f train_gpt_nvfp4
+
+# shellcheck disable=SC2016 # make's dollar
+if [ -z "$(make -s --eval 'cudnn:; @echo $(CUDNN)' cudnn)" ]; then
+    skip "attention by cuDNN" "no cudnn.h or no cudnn_frontend.h (CUDNN_FRONTEND_DIR=)"
+    finish
+fi
+objects=$(cd llmc/cuda && grep -l 'LLMC_CUDNN' ./*.cu | sed 's,^./,,; s,cu$,o,')
+# shellcheck disable=SC2046,SC2086 # words
+nvcc_make sm_90 USE_CUDNN=1 BUILD=$build/sm_90_cudnn $(printf "$build/sm_90_cudnn/nvcc/%s " attention_cudnn.o $objects)
+check "attention by cuDNN: compiles" exits 0
+check "attention by cuDNN: no warning" not grep -h 'warning' "$build/sm_90_cudnn"/nvcc/*.log
 finish

@@ -19,6 +19,7 @@
  * Blocks with most work start first: early keys, late queries. Floor 2.
  */
 #include "attention.cuh"
+#include "attention_cudnn.h"
 
 using namespace attention;
 
@@ -302,6 +303,9 @@ void launch_backward(Tensor dq, Tensor dk, Tensor dv, Tensor datt, Matrix<const 
 void cuda_attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor datt, Tensor att, Tensor lse, Tensor q, Tensor k,
                              Tensor v, const Attention *a)
 {
+#ifdef LLMC_CUDNN
+    if (attention_cudnn_backward(dq, dk, dv, datt, att, lse, q, k, v, a)) return;
+#endif
     int64_t N = a->B * a->Tq;
     Matrix<float> delta = {cuda.attention, N, a->NH, a->NH};
     Matrix<const float> delta_in = {gmem<const float>(cuda.attention.p), N, a->NH, a->NH};

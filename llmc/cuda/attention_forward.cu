@@ -19,6 +19,7 @@
  * Blocks of late queries, which see most, start first. Floor 2.
  */
 #include "attention.cuh"
+#include "attention_cudnn.h"
 
 using namespace attention;
 
@@ -147,6 +148,9 @@ template <int HD> void launch_forward(Tensor att, Tensor lse, Tensor q, Tensor k
 
 void cuda_attention_forward(Tensor att, Tensor lse, Tensor q, Tensor k, Tensor v, const Attention *a)
 {
+#ifdef LLMC_CUDNN
+    if (attention_cudnn_forward(att, lse, q, k, v, a)) return;
+#endif
     if (head_dim_fits_tiles(a->HD) && fits_tiles(att) && fits_tiles(q) && fits_tiles(k) && fits_tiles(v))
         ATTENTION_BY_HEAD_DIM(a->HD, HD, launch_forward<HD>(att, lse, q, k, v, a));
     else

@@ -3,6 +3,7 @@
  */
 #include "backend.h"
 
+#include "attention_cudnn.h"
 #include "gemm.cuh"
 #include "quantize.cuh"
 #include "self_test.cuh"
@@ -204,14 +205,27 @@ static void open_device(void)
             properties.minor);
     snprintf(backend.isa, sizeof backend.isa, "sm_%d%d", properties.major, properties.minor);
     snprintf(backend.device, sizeof backend.device, "%s", properties.name);
-    snprintf(backend.name, sizeof backend.name, "%s (%s), %s, NVFP4 %s, attention by our own kernels", properties.name,
-             backend.isa, gemm_library(), has_fp4() ? "native" : "emulated");
+#ifdef LLMC_CUDNN
+    const char *attention = attention_cudnn_name();
+#else
+    const char *attention = "our own kernels";
+#endif
+    snprintf(backend.name, sizeof backend.name, "%s (%s), %s, NVFP4 %s, attention by %s", properties.name, backend.isa,
+             gemm_library(), has_fp4() ? "native" : "emulated", attention);
+}
+
+static void close_libraries(void)
+{
+    gemm_close();
+#ifdef LLMC_CUDNN
+    attention_cudnn_close();
+#endif
 }
 
 int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
 {
     if (strcmp(isa, "auto")) return error_set(error, "isa %s: is of train_gpt; this program runs on a GPU", isa);
-    if (cuda.stream) gemm_close();
+    if (cuda.stream) close_libraries();
     cuda = CudaState();
     backend.posted = backend.collected = 0;
     open_device();
@@ -230,6 +244,9 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
     bool native_fp4 = has_fp4();
     gemm_open(native_fp4);
     quantize_open();
+#ifdef LLMC_CUDNN
+    attention_cudnn_open();
+#endif
 
     Ops *o = &backend.ops;
     *o = Ops();

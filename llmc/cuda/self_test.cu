@@ -2,6 +2,7 @@
 #include "self_test.cuh"
 
 #include "../philox.h"
+#include "attention_cudnn.h"
 #include "gemm.cuh"
 
 #include <math.h>
@@ -99,6 +100,96 @@ static void try_product(const Ops *ops, const Case *c, Sample *a, Sample *b, Sam
     }
 }
 
+#ifdef LLMC_CUDNN
+
+/* ---- attention by cuDNN against our kernels, to which the same case goes when its documents are given ---- */
+
+enum { SEQUENCES = 2, LENGTH = 128, TOKENS = SEQUENCES * LENGTH, HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 64 };
+enum { C = HEADS * HEAD_DIM, G = KEY_HEADS * HEAD_DIM, W = C + 2 * G };
+
+typedef struct {
+    Tensor att, lse, dqkv;
+} Gradients;
+
+static Tensor device_tensor(DType dtype, int64_t cols)
+{
+    return Tensor{device_memory((size_t)(TOKENS * cols) * dtype_bytes(dtype)), dtype, TOKENS, cols, cols};
+}
+
+static Tensor random_tensor(const Ops *ops, int64_t cols, uint32_t stream)
+{
+    Tensor t = device_tensor(DTYPE_BF16, cols);
+    uint16_t *host = (uint16_t *)xmalloc(tensor_bytes(t));
+    for (uint32_t i = 0; i < TOKENS * cols; i++)
+        host[i] = bf16_from_f32((float)(int)(philox_draw(1, i, 0, 0, 0, 0, stream).word[0] % 256) / 64.0f - 2.0f);
+    ops->copy_in(t.data, host, tensor_bytes(t));
+    free(host);
+    return t;
+}
+
+static Gradients attend(const Ops *ops, Tensor qkv, Tensor datt, const int32_t *first_key)
+{
+    Gradients out = {device_tensor(DTYPE_BF16, C), device_tensor(DTYPE_FP32, HEADS), device_tensor(DTYPE_BF16, W)};
+    Tensor q = tensor_cols(qkv, 0, C), k = tensor_cols(qkv, C, G), v = tensor_cols(qkv, C + G, G);
+    Tensor dq = tensor_cols(out.dqkv, 0, C), dk = tensor_cols(out.dqkv, C, G), dv = tensor_cols(out.dqkv, C + G, G);
+    Attention a = {SEQUENCES, LENGTH, LENGTH, HEADS, KEY_HEADS, HEAD_DIM, 0, first_key};
+    if (first_key) {
+        ops->attention_forward(out.att, out.lse, q, k, v, &a);
+        ops->attention_backward(dq, dk, dv, datt, out.att, out.lse, q, k, v, &a);
+    } else if (!attention_cudnn_forward(out.att, out.lse, q, k, v, &a) ||
+               !attention_cudnn_backward(dq, dk, dv, datt, out.att, out.lse, q, k, v, &a)) {
+        die("self-test: attention: %s does not do it on this GPU; install another version, or build with USE_CUDNN=0",
+            attention_cudnn_name());
+    }
+    return out;
+}
+
+/* Columns col0 .. col0 + cols - 1: no element further apart than 1/64 of the largest; half is for BF16's rounding. */
+static void compare(const Ops *ops, const char *what, Tensor is, Tensor expected, int64_t col0, int64_t cols)
+{
+    char *host[2] = {(char *)xmalloc(tensor_bytes(is)), (char *)xmalloc(tensor_bytes(is))};
+    double largest = 0, value[2];
+    ops->copy_out(host[0], is.data, tensor_bytes(is));
+    ops->copy_out(host[1], expected.data, tensor_bytes(is));
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t i = 0; i < TOKENS * cols; i++) {
+            int64_t row = i / cols, col = i % cols, at = row * is.ld + col0 + col;
+            for (int j = 0; j < 2; j++)
+                value[j] = (double)(is.dtype == DTYPE_BF16 ? bf16_to_f32(((uint16_t *)host[j])[at])
+                                                           : ((float *)host[j])[at]);
+            if (pass == 0)
+                largest = fmax(largest, fabs(value[1]));
+            else if (!(fabs(value[0] - value[1]) <= largest / 64))
+                die("self-test: attention: %s[%d, %d] is %.9g by %s and %.9g by our kernels; install another version, "
+                    "or build with USE_CUDNN=0",
+                    what, (int)row, (int)col, value[0], attention_cudnn_name(), value[1]);
+        }
+    free(host[0]);
+    free(host[1]);
+}
+
+static void try_attention(const Ops *ops)
+{
+    Need need = {};
+    need.N = TOKENS;
+    need.heads = HEADS;
+    void *workspace = device_memory(ops->workspace_bytes(&need)), *first_key = device_memory(TOKENS * sizeof(int32_t));
+    ops->workspace_set(workspace, &need);
+    cuda_check(cudaMemsetAsync(first_key, 0, TOKENS * sizeof(int32_t), cuda.stream), "self-test");
+    Tensor qkv = random_tensor(ops, W, 5), datt = random_tensor(ops, C, 6);
+    Gradients by_cudnn = attend(ops, qkv, datt, NULL), ours = attend(ops, qkv, datt, (const int32_t *)first_key);
+    compare(ops, "att", by_cudnn.att, ours.att, 0, C);
+    compare(ops, "lse", by_cudnn.lse, ours.lse, 0, HEADS);
+    compare(ops, "dq", by_cudnn.dqkv, ours.dqkv, 0, C);
+    compare(ops, "dk", by_cudnn.dqkv, ours.dqkv, C, G);
+    compare(ops, "dv", by_cudnn.dqkv, ours.dqkv, C + G, G);
+    void *memory[] = {workspace,         first_key,          qkv.data,      datt.data,     by_cudnn.att.data,
+                      by_cudnn.lse.data, by_cudnn.dqkv.data, ours.att.data, ours.lse.data, ours.dqkv.data};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cuda_check(cudaFree(memory[i]), "self-test");
+}
+
+#endif
+
 void self_test(const Ops *ops)
 {
     static const Case CASES[] = {
@@ -123,4 +214,7 @@ void self_test(const Ops *ops)
     for (int i = 0; i < 4; i++) cuda_check(cudaFree(m[i].device), "self-test");
     cuda_check(cudaFree(workspace), "self-test");
     free(m);
+#ifdef LLMC_CUDNN
+    try_attention(ops);
+#endif
 }

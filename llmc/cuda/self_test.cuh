@@ -5,7 +5,8 @@
 #include "cuda.cuh"
 
 /* Every kind of matrix product on small random data, alpha other than 1, against loops in double precision; dies with
- * the library's version on a wrong element. Less than a tenth of a second. */
+ * the library's version on a wrong element. Less than a tenth of a second. With cuDNN also attention, both ways, against
+ * our own kernels: two seconds, in which cuDNN builds its graphs. */
 void self_test(const Ops *ops);
 
 #endif
