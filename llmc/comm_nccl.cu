@@ -464,6 +464,7 @@ static void close_nccl(Comm *c)
     cudaFreeHost((void *)nccl.last);
     cudaFree(nccl.numbers);
     die_set_hook(nccl.die_before);
+    c->waiting = NULL;
     nccl.close_before(c);
 }
 

@@ -332,9 +332,9 @@ static void fetch(Zero *zero, int b)
 static void find_amax(Zero *zero)
 {
     Comm *c = zero->sharding.comm;
+    zero->ops->zero((Tensor){zero->amax, DTYPE_FP32, 1, zero->table->count, zero->table->count});
     for (int i = 0; i < zero->table->count; i++) {
         Linear *linear = linear_of(zero, i);
-        zero->amax[i] = 0;
         if (linear &&
             (linear->weight.row.format.format == FORMAT_NVFP4 || linear->weight.col.format.format == FORMAT_NVFP4))
             zero->ops->weight_amax(&zero->amax[i], tensor_rows(zero->shard[i].master, 0, zero->shard[i].rows));
