@@ -95,7 +95,7 @@ NCCL_FLAGS := -DLLMC_NCCL $(addprefix -isystem ,$(filter-out $(CUDA_HOME)/includ
 else ifneq ($(CUDA_H),)
 SKIPPED   += NCCL (no nccl.h, or no MPI: the CUDA programs run on one GPU);
 endif
-CUDA_TEST := $(if $(CUDA_H),train_gpt_nvfp4_cpu) # without the headers the tests of CUDA are skipped
+CUDA_TEST = $(if $(CUDA_H),train_gpt_nvfp4_cpu $(if $(NCCL_FLAGS),$(CPU_CUDA)/ranks_comm)) # without the headers the tests of CUDA are skipped
 CUDA_SOURCES := $(wildcard llmc/cuda/*.cu)
 ifeq ($(origin CXX),default) # of the same maker as CC
 CXX       := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(subst gcc,g++,$(if $(findstring gcc,$(CC)),$(CC),gcc)))
@@ -211,6 +211,22 @@ $(CPU_CUDA)/cuda_ops: $(CPU_CUDA)/cuda_ops.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBR
 $(CPU_CUDA)/cuda_ops.o: test/cuda_ops.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@$(CC) $(CPPFLAGS) -Itest -DCUDA_ON_CPU $(CFLAGS) -MMD -MP -c $< -o $@
+# The collectives of comm.h with NCCL, for mpirun; also build/nvcc/ranks_comm, for GPUs.
+$(CPU_CUDA)/ranks_comm: $(CPU_CUDA)/ranks_comm.o $(CPU_CUDA)/staged_comm.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(BUILD)/nvcc/ranks_comm: $(CPU_CUDA)/ranks_comm.o $(BUILD)/nvcc/staged_comm.o $(NVCC_OBJECTS) $(LIB_OBJECTS)
+	@$(NVLINK)
+$(CPU_CUDA)/ranks_comm.o: test/ranks_comm.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) -Itest -DCOMM_STAGED $(CFLAGS) -MMD -MP -c $< -o $@
+$(CPU_CUDA)/staged_comm.o: test/staged_comm.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
+	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+$(BUILD)/nvcc/staged_comm.o: test/staged_comm.cu $(BUILD)/nvcc/flags
+	@mkdir -p $(@D)
+	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
+
 $(CPU_CUDA)/bench_cuda: $(CPU_CUDA)/bench_cuda.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
 	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
 $(CPU_CUDA)/bench_cuda.o: dev/bench/bench_cuda.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags

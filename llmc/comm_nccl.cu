@@ -126,13 +126,14 @@ static uint64_t count_over(void) /* with the guard, or in the main thread */
     return nccl.count - (uint32_t)(nccl.count - *nccl.last) % RUN_AHEAD;
 }
 
-/* What the oldest collective that is not over is called, and whether there is one. */
+/* The oldest collective that is not over, or the last one of all; whether it is not over. */
 static bool oldest(Collective *out, uint64_t *over)
 {
     pthread_mutex_lock(&nccl.guard);
     *over = count_over();
     bool any = *over < nccl.count;
-    if (any) *out = nccl.collective[*over % RUN_AHEAD];
+    *out = nccl.collective[(any ? *over : *over - 1) % RUN_AHEAD];
+    if (!nccl.count) out->name = "comm_open";
     pthread_mutex_unlock(&nccl.guard);
     return any;
 }
@@ -144,13 +145,13 @@ static void *watch(void *unused)
     bool told = false;
     (void)unused;
     while (!__atomic_load_n(&nccl.closing, __ATOMIC_ACQUIRE)) {
-        Collective k = {};
+        Collective k;
         double now = now_seconds();
         bool waits = oldest(&k, &over) && over == before;
         still = waits ? still + fmin(now - last, 0.1) : 0; /* while this process was stopped itself, nobody hung */
         last = now;
         before = over;
-        check(waits ? k.step : 0, waits ? k.name : "between collectives", communicator_state());
+        check(k.step, k.name, communicator_state());
         if (waits && k.hang_timeout_s > 0 && still > k.hang_timeout_s)
             die("step %lld, %s: no end for %g s (hang_timeout_s); see whether the processes of all ranks are still "
                 "there",
