@@ -89,9 +89,9 @@ struct Comm {
     int local_rank, local_ranks; /* among those of this machine */
     int64_t step;                /* the caller's, for messages: the step that is running */
     double hang_timeout_s;       /* the caller's; 600 after comm_open, 0: waits for ever */
-    bool (*stopping)(void);      /* the caller's, or NULL: whether SIGTERM has come. Then a wait says what it waits for */
-    void (*waiting)(Comm *c);    /* a body's own, or NULL: called again and again while the host waits for a rank */
-    size_t bytes_sent;           /* payload that this rank has sent so far, see above */
+    bool (*stopping)(void);   /* the caller's, or NULL: whether SIGTERM has come. Then a wait says what it waits for */
+    void (*waiting)(Comm *c); /* a body's own, or NULL: called again and again while the host waits for a rank */
+    size_t bytes_sent;        /* payload that this rank has sent so far, see above */
     double waited_s; /* seconds that this rank has waited in finish: who waits least is what the others wait for */
 
     /* Own shares of `sum` += own shares of every rank's `contribution`, one IEEE FP32 addition per element and rank.
@@ -123,8 +123,9 @@ void comm_open(Comm *c);
 void comm_close(Comm *c); /* waits for all ranks */
 void comm_self_open(Comm *c);
 Comm *comm_alone(void);      /* one rank, whatever the launcher says: what works by itself; needs no close */
-void comm_mpi_open(Comm *c);  /* only in a build with MPI */
-void comm_nccl_open(Comm *c); /* only in a build with NCCL: on an open MPI one, after the backend; device memory from now on */
+void comm_mpi_open(Comm *c); /* only in a build with MPI */
+void comm_nccl_open(
+    Comm *c); /* only in a build with NCCL: on an open MPI one, after the backend; device memory from now on */
 
 /* Over all ranks: the sum modulo 2^64; whether any has the flag set. Blocking. */
 uint64_t comm_sum_u64(Comm *c, uint64_t value);

@@ -224,9 +224,9 @@ static Request end(const Collective *k)
 {
     int i = (int)(k - nccl.collective);
     cuda_check(cudaEventRecord(k->over, nccl.stream), k->name);
-    cuda_check(cudaMemcpyAsync((void *)nccl.last, nccl.numbers + i, sizeof *nccl.numbers, cudaMemcpyDeviceToHost,
-                               nccl.stream),
-               k->name);
+    cuda_check(
+        cudaMemcpyAsync((void *)nccl.last, nccl.numbers + i, sizeof *nccl.numbers, cudaMemcpyDeviceToHost, nccl.stream),
+        k->name);
     return i + 1;
 }
 
@@ -276,8 +276,7 @@ static void gather_piece(const Comm *c, const Bucket *whole, const Bucket *own, 
         Share to = bucket_share(whole, piece, r, c->ranks);
         const void *from = r == c->rank ? mine : to.data; /* read by the owner only */
         if (to.bytes)
-            check(c->step, "all_gather",
-                  ncclBroadcast(from, to.data, to.bytes, ncclUint8, r, nccl.comm, nccl.stream));
+            check(c->step, "all_gather", ncclBroadcast(from, to.data, to.bytes, ncclUint8, r, nccl.comm, nccl.stream));
     }
 }
 
@@ -411,8 +410,7 @@ __global__ void __launch_bounds__(BLOCK)
     int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
     if (i >= n) return;
     T own = x.ld(i), result = first;
-    for (int r = 0; r < ranks; r++)
-        result = combine(result, r == rank ? own : work.ld((r < rank ? r : r - 1) * n + i));
+    for (int r = 0; r < ranks; r++) result = combine(result, r == rank ? own : work.ld((r < rank ? r : r - 1) * n + i));
     x.st(i, result);
 }
 

@@ -69,7 +69,8 @@ static Request reduce_scatter_start(Comm *c, Bucket sum, Bucket contribution, Re
     Staged to = stage_bucket(c, sum), from = to;
     if (sum.data != contribution.data) from = stage_bucket(c, contribution);
     void *work = device_memory(comm_reduce_scatter_work(&contribution, c->rank, c->ranks));
-    Request request = staging.inner.reduce_scatter_start(c, on_device(sum, to), on_device(contribution, from), order, work);
+    Request request = staging.inner.reduce_scatter_start(c, on_device(sum, to), on_device(contribution, from), order,
+                                                         work);
     return remember(request, to, from, work);
 }
 
@@ -100,7 +101,8 @@ static void finish(Comm *c, Request request)
     Started *k = &staging.started[request - 1];
     staging.inner.finish(c, k->request);
     for (const Staged &s : k->staged)
-        if (s.bytes) cuda_check(cudaMemcpyAsync(s.host, s.device, s.bytes, cudaMemcpyDeviceToHost, cuda.stream), "stage");
+        if (s.bytes)
+            cuda_check(cudaMemcpyAsync(s.host, s.device, s.bytes, cudaMemcpyDeviceToHost, cuda.stream), "stage");
     cuda_check(cudaStreamSynchronize(cuda.stream), "finish");
     cudaFree(k->staged[0].device);
     if (k->staged[1].device != k->staged[0].device) cudaFree(k->staged[1].device);
