@@ -22,7 +22,7 @@ many() { # many RANKS PROGRAM ARGUMENT...: like gpt
 
 # ---- every collective by itself
 
-counts="3 4"
+counts=4
 [ "$long" = 1 ] && counts="2 3 4 5 7"
 for n in $counts; do
     many "$n" "$unit" check
@@ -42,9 +42,9 @@ declare -A MODEL=(
 )
 documents "$scratch/train.bin" 40 110
 documents "$scratch/val.bin" 3 90
-options() { # options ARCH: 12 micro-batches of 32 tokens a step, for 1, 2, 3 and 4 ranks
-    echo "${MODEL[$1]} --precision bf16 --layers 3 --seq_len 32 --batch 1 --global_batch_tokens 384 --steps 4 --lr 4e-3
-        --warmup_steps 2 --hash_every 1 --train_data $scratch/train.bin --val_data $scratch/val.bin --val_every 2 --val_batches 2
+options() { # options ARCH: 12 micro-batches of 16 tokens a step, for 1, 2, 3 and 4 ranks
+    echo "${MODEL[$1]} --precision bf16 --layers 3 --seq_len 16 --batch 1 --global_batch_tokens 192 --steps 3 --lr 4e-3
+        --warmup_steps 1 --hash_every 1 --train_data $scratch/train.bin --val_data $scratch/val.bin --val_every 3 --val_batches 2
         --checkpoint_every 2 --keep_checkpoints 0 --threads 1"
 }
 ranks() { # ranks NUMBER RUN ARCH ARGUMENT...
@@ -60,7 +60,7 @@ reference() { # reference ARCH
     on_one "$scratch/ref_$1" "$1"
     check "$1: one rank trains" exits 0
 }
-same_tensors() { cmp "$(step_dir "$1" 4)/model.safetensors" "$(step_dir "$2" 4)/model.safetensors"; } # same_tensors RUN REFERENCE
+same_tensors() { cmp "$(step_dir "$1" 3)/model.safetensors" "$(step_dir "$2" 3)/model.safetensors"; } # same_tensors RUN REFERENCE
 variant() { # variant RANKS STAGE ARCH STREAMS
     local run=$scratch/run name="$3, $1 ranks, stage $2, streams $4"
     reference "$3"
@@ -85,17 +85,18 @@ fi
 reference llama
 for stage in $([ "$long" = 1 ] && echo 1 2) 0 3; do
     for ordered in true false; do
+        [ $long$stage$ordered = 00true ] && continue
         name="3 ranks, stage $stage, deterministic $ordered"
         run=$scratch/wire
-        ranks 3 "$run" llama --zero_stage $stage --overwrite --deterministic_reduction $ordered --straggler_every 4 --val_every 0 \
+        ranks 3 "$run" llama --zero_stage $stage --overwrite --deterministic_reduction $ordered --straggler_every 3 --val_every 0 \
             --checkpoint_every 0
         check "$name: exit code" exits 0
-        check "$name: the slowest rank" matches out '^slowest of 3 ranks in the last 4 steps: rank [0-2], [0-9.]+% more work'
-        sent=$(field "$(log_line "$run" 4)" wire_bytes)
-        loss=$(field "$(log_line "$run" 4)" loss) expected=$(field "$(log_line "$scratch/ref_llama" 4)" loss)
+        check "$name: the slowest rank" matches out '^slowest of 3 ranks in the last 3 steps: rank [0-2], [0-9.]+% more work'
+        sent=$(field "$(log_line "$run" 3)" wire_bytes)
+        loss=$(field "$(log_line "$run" 3)" loss) expected=$(field "$(log_line "$scratch/ref_llama" 3)" loss)
         check "$name: loss near that of one rank" holds "($loss - $expected)^2 < 1e-6"
         # shellcheck disable=SC2086 # words
-        program=$cuda gpt plan ${MODEL[llama]} --precision bf16 --layers 3 --seq_len 32 --batch 1 --global_batch_tokens 384 --ranks 3 \
+        program=$cuda gpt plan ${MODEL[llama]} --precision bf16 --layers 3 --seq_len 16 --batch 1 --global_batch_tokens 192 --ranks 3 \
             --zero_stage $stage --deterministic_reduction $ordered
         check "$name: bytes on the wire as planned" says out "on the wire, per step   $sent bytes"
     done
@@ -104,7 +105,7 @@ done
 # ---- through checkpoints: from 4 ranks to 1, to 3; and from the CPU's program and back
 
 run=$scratch/resharded
-cut() { rm -r "$(step_dir "$run" 4)"; } # as if the job had ended after step 2
+cut() { rm -r "$(step_dir "$run" 3)"; } # as if the job had ended after step 2
 ranks 4 "$run" llama --zero_stage 3
 cut
 on_one "$run" llama --resume auto
