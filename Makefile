@@ -103,17 +103,22 @@ endif
 ifneq ($(CUDNN),)
 NVFLAGS   += -DLLMC_CUDNN $(patsubst %,-isystem %,$(filter-out /usr/include /usr/local/include,$(CUDNN_FRONTEND_DIR)))
 endif
-CUDA_TEST := $(if $(CUDA_H),train_gpt_nvfp4_cpu) # without the headers the tests of CUDA are skipped
 CUDA_SOURCES := $(filter-out llmc/cuda/attention_cudnn.cu,$(wildcard llmc/cuda/*.cu))
+ifneq ($(and $(MPI_H),$(NCCL_H)),)
+NCCL_FLAGS := -DLLMC_NCCL $(addprefix -isystem ,$(filter-out $(CUDA_HOME)/include /usr/include,$(patsubst %/,%,$(dir $(NCCL_H)))))
+else ifneq ($(CUDA_H),)
+SKIPPED   += NCCL (no nccl.h, or no MPI: the CUDA programs run on one GPU);
+endif
+CUDA_TEST = $(if $(CUDA_H),train_gpt_nvfp4_cpu $(if $(NCCL_FLAGS),$(CPU_CUDA)/ranks_comm)) # without the headers the tests of CUDA are skipped
 ifeq ($(origin CXX),default) # of the same maker as CC
 CXX       := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(subst gcc,g++,$(if $(findstring gcc,$(CC)),$(CC),gcc)))
 endif
 # cuda_on_cpu: objects in $(CPU_CUDA); optimised like the CPU backend, so that the program can be used.
 CPU_CUDA  := $(BUILD)/cuda_on_cpu
 CXXFLAGS  := -std=c++17 $(OPTIMIZE) -g -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -Wno-unknown-pragmas -Wno-pass-failed $(filter -fopenmp,$(CFLAGS)) $(EXTRA_CFLAGS)
-CPU_CUDA_FLAGS = $(CXXFLAGS) -DCUDA_ON_CPU -Illmc -Idev/cuda_on_cpu -isystem $(CUDA_HOME)/include
-CPU_CUDA_LIBRARY := $(patsubst dev/cuda_on_cpu/%.cpp,$(CPU_CUDA)/%.o,$(filter-out $(if $(and $(MPI_H),$(NCCL_H)),,%/nccl.cpp %/nccl_run.cpp),$(wildcard dev/cuda_on_cpu/*.cpp)))
-CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/cuda/%.o,$(CUDA_SOURCES))
+CPU_CUDA_FLAGS = $(CXXFLAGS) -DCUDA_ON_CPU -Illmc -Idev/cuda_on_cpu -isystem $(CUDA_HOME)/include $(NCCL_FLAGS)
+CPU_CUDA_LIBRARY := $(patsubst dev/cuda_on_cpu/%.cpp,$(CPU_CUDA)/%.o,$(filter-out $(if $(NCCL_FLAGS),,%/nccl.cpp %/nccl_run.cpp),$(wildcard dev/cuda_on_cpu/*.cpp)))
+CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/cuda/%.o,$(CUDA_SOURCES)) $(if $(NCCL_FLAGS),$(CPU_CUDA)/comm_nccl.o)
 
 .PHONY: all test test-all test-asan bench check clean help tests skipped fat prebuilt
 all: train_gpt skipped ## build train_gpt
@@ -158,13 +163,17 @@ $(BUILD)/nvcc/%.o: llmc/cuda/%.cu $(BUILD)/nvcc/flags
 	@$(NVCC) $(NVFLAGS) $(GENCODE) -Illmc -MMD -MP -c $< -o $@ 2>$(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
 	@grep -E 'warning' $(@:.o=.log) || :
 
+$(BUILD)/nvcc/comm_nccl.o: llmc/comm_nccl.cu $(BUILD)/nvcc/flags
+	@mkdir -p $(@D)
+	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc $(NCCL_FLAGS) -MMD -MP -c $< -o $@
+
 $(BUILD)/nvcc/train_gpt_nvfp4.o: train_gpt_nvfp4.cu $(BUILD)/nvcc/flags
 	@mkdir -p $(@D)
-	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
+	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc $(NCCL_FLAGS) -MMD -MP -c $< -o $@
 
 # Tests and benchmarks of the device: build/nvcc/cuda_ops, build/nvcc/bench_cuda
-NVCC_OBJECTS := $(patsubst llmc/cuda/%.cu,$(BUILD)/nvcc/%.o,$(CUDA_SOURCES) $(if $(CUDNN),llmc/cuda/attention_cudnn.cu))
-NVLINK = $(NVCC) $(GENCODE) $(filter %.o,$^) -o $@ -lcublasLt $(if $(CUDNN),-lcudnn -lnvrtc) $(filter -L%,$(LDFLAGS)) $(patsubst -Wl$(COMMA)%,-Xlinker %,$(filter -Wl%,$(LDFLAGS))) \
+NVCC_OBJECTS := $(patsubst llmc/cuda/%.cu,$(BUILD)/nvcc/%.o,$(CUDA_SOURCES) $(if $(CUDNN),llmc/cuda/attention_cudnn.cu)) $(if $(NCCL_FLAGS),$(BUILD)/nvcc/comm_nccl.o)
+NVLINK = $(NVCC) $(GENCODE) $(filter %.o,$^) -o $@ -lcublasLt $(if $(CUDNN),-lcudnn -lnvrtc) $(if $(NCCL_FLAGS),-lnccl) $(filter -L%,$(LDFLAGS)) $(patsubst -Wl$(COMMA)%,-Xlinker %,$(filter -Wl%,$(LDFLAGS))) \
          $(LDLIBS) $(if $(filter 1,$(OPENMP)),-lgomp)
 $(BUILD)/nvcc/cuda_ops: $(BUILD)/nvcc/cuda_ops.o $(NVCC_OBJECTS) $(LIB_OBJECTS) $(CPU_OBJECTS)
 	@$(NVLINK)
@@ -179,7 +188,7 @@ $(BUILD)/nvcc/cuda_ops.o: test/cuda_ops.c $(BUILD)/flags
 
 $(BUILD)/nvcc/flags: FORCE
 	@mkdir -p $(@D)
-	@echo '$(NVCC) $(NVFLAGS) $(GENCODE)' | cmp -s - $@ || echo '$(NVCC) $(NVFLAGS) $(GENCODE)' > $@
+	@echo '$(NVCC) $(NVFLAGS) $(GENCODE) $(NCCL_FLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVFLAGS) $(GENCODE) $(NCCL_FLAGS)' > $@
 
 train_gpt_nvfp4: $(if $(and $(wildcard $(NVCC)),$(GPU_ARCH)),$(BUILD)/nvcc/train_gpt_nvfp4.o $(NVCC_OBJECTS) $(LIB_OBJECTS),FORCE) ## build for the GPU found, or GPU_ARCH=sm_90
 	@[ -x "$(NVCC)" ] || { echo "train_gpt_nvfp4: no nvcc in $(CUDA_HOME)/bin: install the CUDA toolkit, or give CUDA_HOME="; exit 1; }
@@ -200,6 +209,11 @@ $(CPU_CUDA)/%.o: dev/cuda_on_cpu/%.cpp $(CPU_CUDA)/flags
 	@mkdir -p $(@D)
 	@$(CXX) $(CPU_CUDA_FLAGS) $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_FLAGS))) -MMD -MP -c $< -o $@
 
+$(CPU_CUDA)/comm_nccl.o: llmc/comm_nccl.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
+	@$(CXX) $(CPU_CUDA_FLAGS) -iquote $(<D) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+
 $(CPU_CUDA)/cuda/%.o: llmc/cuda/%.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
 	@mkdir -p $(@D)
 	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
@@ -211,6 +225,22 @@ $(CPU_CUDA)/cuda_ops: $(CPU_CUDA)/cuda_ops.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBR
 $(CPU_CUDA)/cuda_ops.o: test/cuda_ops.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@$(CC) $(CPPFLAGS) -Itest -DCUDA_ON_CPU $(CFLAGS) -MMD -MP -c $< -o $@
+# The collectives of comm.h with NCCL, for mpirun; also build/nvcc/ranks_comm, for GPUs.
+$(CPU_CUDA)/ranks_comm: $(CPU_CUDA)/ranks_comm.o $(CPU_CUDA)/staged_comm.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(BUILD)/nvcc/ranks_comm: $(CPU_CUDA)/ranks_comm.o $(BUILD)/nvcc/staged_comm.o $(NVCC_OBJECTS) $(LIB_OBJECTS)
+	@$(NVLINK)
+$(CPU_CUDA)/ranks_comm.o: test/ranks_comm.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@$(CC) $(CPPFLAGS) -Itest -DCOMM_STAGED $(CFLAGS) -MMD -MP -c $< -o $@
+$(CPU_CUDA)/staged_comm.o: test/staged_comm.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
+	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+$(BUILD)/nvcc/staged_comm.o: test/staged_comm.cu $(BUILD)/nvcc/flags
+	@mkdir -p $(@D)
+	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
+
 $(CPU_CUDA)/bench_cuda: $(CPU_CUDA)/bench_cuda.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
 	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
 $(CPU_CUDA)/bench_cuda.o: dev/bench/bench_cuda.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags

@@ -14,7 +14,7 @@
 
 int main(int argc, char **argv)
 {
-    static const Backend BACKEND = {cpu_open, cpu_isa, cpu_threads};
+    static const Backend BACKEND = {cpu_open, cpu_isa, cpu_threads, NULL, NULL};
     cpu_share_cores(argv);
     return program_main(argc, argv, &BACKEND);
 }

@@ -6,14 +6,24 @@
  *     llmc/cuda/backend.cu    the device, memory, the step
  *     llmc/cuda/gemm.cu       matrix products by cuBLASLt
  *     llmc/cuda/gmem.cuh      how kernels reach memory; then norm.cu, the simplest of them, and attention.cu
+ *     llmc/comm_nccl.cu       many GPUs
  *
  * The same source compiled for the host, through dev/cuda_on_cpu, is train_gpt_nvfp4_cpu.
  */
 #include "cuda/backend.h"
 #include "program.h"
 
+#ifndef LLMC_NCCL
+static void comm_nccl_open(Comm *comm)
+{
+    die("started as one of %d ranks, but built without NCCL: install its headers (nccl.h) and library and build again, "
+        "or start without mpirun",
+        comm->ranks);
+}
+#endif
+
 int main(int argc, char **argv)
 {
-    static const Backend BACKEND = {cuda_open, cuda_isa, cuda_threads};
+    static const Backend BACKEND = {cuda_open, cuda_isa, cuda_threads, cuda_device, comm_nccl_open};
     return program_main(argc, argv, &BACKEND);
 }

@@ -94,7 +94,7 @@ static int write_tensors(const CheckpointWriter *w, const char *path, const Shar
                         continue;
                     }
                     if (i == w->model->table.count / 2) checkpoint_test_stop("middle");
-                    status = hf_write(file, &part[p], from, w->ops, &hash, error);
+                    status = hf_write(file, &part[p], from, w->ops[member[k]], &hash, error);
                     if (!status) add_hash(hashes, part[p].name, hash);
                 }
             }
@@ -161,7 +161,8 @@ static size_t collect(CheckpointWriter *w, bool count_only)
             Tensor *t = &w->tensor[member * model->table.count + i];
             *t = w->background ? take_copy(w, &used, own, count_only ? NULL : &own) : own;
         }
-    w->ops = w->background ? NULL : model->ops;
+    w->ops[SHARD_MASTER] = copy_masters ? NULL : model->ops;
+    w->ops[SHARD_M] = w->ops[SHARD_V] = w->background ? NULL : model->ops;
     return used;
 }
 

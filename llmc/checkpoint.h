@@ -50,10 +50,10 @@ typedef struct {   /* one checkpoint on its way to the disk; all zero: none has 
     int64_t keep;
     bool background, in_thread;
     pthread_t thread;
-    const Ops *ops; /* of the memory that tensors are in; NULL: the host's */
-    Tensor *tensor; /* [3][parameters] owned: masters (rank 0), this rank's rows of m, of v */
-    char *memory;   /* owned: the copy, kept for the next checkpoint of the same run */
-    Json *hashes;   /* of this rank's files, owned */
+    Tensor *tensor;    /* [3][parameters] owned: masters (rank 0), this rank's rows of m, of v */
+    const Ops *ops[3]; /* of the memory that the masters, m, v are in; NULL: a copy in the host's */
+    char *memory;      /* owned: the copy, kept for the next checkpoint of the same run */
+    Json *hashes;      /* of this rank's files, owned */
     int written, status;
     Error error;
 } CheckpointWriter;

@@ -1,5 +1,8 @@
 /* Ranks that talk: the second interface, a struct of functions with one body for each way to talk: comm_self.c (one
- * rank), comm_mpi.c (MPI).
+ * rank), comm_mpi.c (MPI), comm_nccl.cu (NCCL between GPUs, beside MPI between their hosts).
+ *
+ * Memory. What the operations (ops.h) compute on is in the backend's memory, and so are the buffers of collectives that
+ * start and finish. Functions that say so take memory of the host, whatever the backend. Nothing guesses from a pointer.
  *
  * A bucket is one contiguous buffer that holds all parameters (or gradients) of one block; a piece is the part of one
  * parameter. Each piece is cut on its own at whole units of 16 rows, the last of which may be shorter: rank r of R owns
@@ -19,7 +22,7 @@
  *
  *     reduce_scatter       whole - own       each other rank gets its share of the contribution
  *     all_gather           (R - 1) own       each other rank gets the own share
- *     all_reduce_max/sum   (R - 1) bytes     n floats or doubles to each other rank
+ *     all_reduce_max/sum   (R - 1) bytes     n floats or doubles to each other rank; sum_host too
  *     broadcast            (R - 1) bytes     from the root only
  *     barrier              0
  *
@@ -33,6 +36,7 @@
 #define LLMC_COMM_H
 
 #include "common.h"
+#include "numerics.h"
 
 C_BEGIN
 
@@ -82,11 +86,13 @@ typedef int Request; /* one started collective; 0: none, which finish takes too 
 typedef struct Comm Comm;
 struct Comm {
     int rank, ranks;
-    int64_t step;           /* the caller's, for messages: the step that is running */
-    double hang_timeout_s;  /* the caller's; 600 after comm_open, 0: waits for ever */
-    bool (*stopping)(void); /* the caller's, or NULL: whether SIGTERM has come. Then a wait says what it waits for */
-    size_t bytes_sent;      /* payload that this rank has sent so far, see above */
-    double waited_s; /* seconds that this rank has spent in finish: who waits least is what the others wait for */
+    int local_rank, local_ranks; /* among those of this machine */
+    int64_t step;                /* the caller's, for messages: the step that is running */
+    double hang_timeout_s;       /* the caller's; 600 after comm_open, 0: waits for ever */
+    bool (*stopping)(void);   /* the caller's, or NULL: whether SIGTERM has come. Then a wait says what it waits for */
+    void (*waiting)(Comm *c); /* a body's own, or NULL: called again and again while the host waits for a rank */
+    size_t bytes_sent;        /* payload that this rank has sent so far, see above */
+    double waited_s; /* seconds that this rank has waited in finish: who waits least is what the others wait for */
 
     /* Own shares of `sum` += own shares of every rank's `contribution`, one IEEE FP32 addition per element and rank.
      * Both are floats and have the same pieces; contribution is whole. In fast order both may be one whole buffer: its
@@ -100,7 +106,8 @@ struct Comm {
     Request (*all_reduce_sum_start)(Comm *c, double *x, int64_t n, void *work);
     void (*finish)(Comm *c, Request request);
 
-    /* Host memory; both return when this rank is done. */
+    /* Host memory; these return when this rank is done. */
+    void (*sum_host)(Comm *c, double *x, int64_t n); /* as all_reduce_sum */
     void (*broadcast)(Comm *c, void *data, size_t bytes, int root);
     void (*barrier)(Comm *c);
     void (*close)(Comm *c);
@@ -117,6 +124,8 @@ void comm_close(Comm *c); /* waits for all ranks */
 void comm_self_open(Comm *c);
 Comm *comm_alone(void);      /* one rank, whatever the launcher says: what works by itself; needs no close */
 void comm_mpi_open(Comm *c); /* only in a build with MPI */
+void comm_nccl_open(
+    Comm *c); /* only in a build with NCCL: on an open MPI one, after the backend; device memory from now on */
 
 /* Over all ranks: the sum modulo 2^64; whether any has the flag set. Blocking. */
 uint64_t comm_sum_u64(Comm *c, uint64_t value);
@@ -134,7 +143,13 @@ static inline size_t comm_message_bytes(size_t left) { return left < ((size_t)1 
 
 /* What the bodies share: sum[i] += x[i]; one more value into a maximum. */
 void comm_add(float *sum, const float *x, size_t n);
-float comm_max(float a, float b);
+LLMC_INLINE float comm_max(float a, float b)
+{
+    uint32_t x = f32_bits(a), y = f32_bits(b);
+    if ((x & 0x7fffffff) > 0x7f800000 || (y & 0x7fffffff) > 0x7f800000) return f32_from_bits(0x7fc00000);
+    if (a == b) return x >> 31 ? b : a;
+    return a > b ? a : b;
+}
 
 C_END
 #endif

@@ -207,13 +207,14 @@ static bool advance(const Comm *c, Exchange *e)
     return count > 0;
 }
 
-static void wait_for(const Comm *c, Exchange *e)
+static void wait_for(Comm *c, Exchange *e)
 {
     double last = now_seconds(), still = 0; /* seconds since something came */
     bool told = false;
     for (;;) {
         bool some = advance(c, e);
         if (e->left == 0) return;
+        if (c->waiting) c->waiting(c);
         double now = now_seconds();
         still = some ? 0 : still + fmin(now - last, 0.1); /* while this process was stopped itself, nobody hung */
         last = now;
@@ -319,6 +320,13 @@ static void finish(Comm *c, Request request)
     e->name = NULL;
 }
 
+static void sum_host(Comm *c, double *x, int64_t n)
+{
+    void *work = xmalloc(comm_all_reduce_work((size_t)n * sizeof *x, c->ranks));
+    finish(c, all_reduce_sum_start(c, x, n, work));
+    free(work);
+}
+
 static void broadcast(Comm *c, void *data, size_t bytes, int root)
 {
     Exchange *e = exchange_new(c, "broadcast");
@@ -340,6 +348,16 @@ static void close_world(Comm *c)
     die_set_prefix(NULL);
 }
 
+static void find_local_rank(Comm *c)
+{
+    MPI_Comm machine;
+    check(c, MPI_Comm_split_type(mpi.world, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &machine),
+          "MPI_Comm_split_type");
+    check(c, MPI_Comm_rank(machine, &c->local_rank), "MPI_Comm_rank");
+    check(c, MPI_Comm_size(machine, &c->local_ranks), "MPI_Comm_size");
+    MPI_Comm_free(&machine);
+}
+
 void comm_mpi_open(Comm *c)
 {
     int level, length = 0;
@@ -351,6 +369,7 @@ void comm_mpi_open(Comm *c)
                 .all_reduce_max_start = all_reduce_max_start,
                 .all_reduce_sum_start = all_reduce_sum_start,
                 .finish = finish,
+                .sum_host = sum_host,
                 .broadcast = broadcast,
                 .barrier = barrier,
                 .close = close_world};
@@ -368,4 +387,5 @@ void comm_mpi_open(Comm *c)
     if (c->ranks == 1 && comm_launched_ranks() > 1) /* another maker's launcher: every rank is alone */
         die("one of %d ranks, but alone in its MPI: use the mpirun of the MPI that this was built with",
             comm_launched_ranks());
+    find_local_rank(c);
 }

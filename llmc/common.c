@@ -9,10 +9,16 @@
 #include <time.h>
 #include <unistd.h>
 
-static void (*die_hook)(int code);
+static DieHook die_hook;
 static const char *die_prefix;
 
-void die_set_hook(void (*hook)(int code)) { die_hook = hook; }
+DieHook die_set_hook(DieHook hook)
+{
+    DieHook before = die_hook;
+    die_hook = hook;
+    return before;
+}
+
 void die_set_prefix(const char *prefix) { die_prefix = prefix; }
 
 static void report(const char *kind, const char *format, va_list arguments)

@@ -36,8 +36,9 @@ enum { EXIT_RUNTIME = 1, EXIT_USAGE = 2, EXIT_GAP = 3 }; /* 3: `compare` found a
 /* Prints "error: ..." as one line and exits. The message says what failed, where, and what to do. */
 LLMC_NORETURN void die(const char *format, ...) LLMC_PRINTF(1, 2);       /* exit code 1 */
 LLMC_NORETURN void die_usage(const char *format, ...) LLMC_PRINTF(1, 2); /* exit code 2 */
-/* Called with the exit code after the message and before exit; many ranks set it to MPI_Abort. */
-void die_set_hook(void (*hook)(int code));
+/* Called with the exit code after the message and before exit; many ranks set it to MPI_Abort. Returns the one before. */
+typedef void (*DieHook)(int code);
+DieHook die_set_hook(DieHook hook);
 /* What stands between "error: " and the message from now on, as "rank 3 on node7: "; kept, NULL: nothing. */
 void die_set_prefix(const char *prefix);
 

@@ -156,6 +156,8 @@ typedef struct {
     void (*weight_amax)(float *amax, Tensor rows);
     void (*weight_pack)(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step);
     int (*weight_pieces)(const Linear *w, WeightPiece out[WEIGHT_PIECES]); /* returns their count */
+    /* Once all rows are there, before a product reads the views: what is made of them together; or NULL. */
+    void (*weight_unpack)(Linear *w);
 
     /* -- residual stream and norms -- */
     void (*embedding_forward)(Tensor x, Tensor stats, const int32_t *tokens, Tensor wte, Tensor wpe, int64_t T,

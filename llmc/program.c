@@ -23,8 +23,10 @@ int program_main(int argc, char **argv, const Backend *backend)
     if (train && comm.rank > 0 && (note_off(), !freopen("/dev/null", "w", stdout))) die("cannot open /dev/null");
     bool computes = !help && options.verb != VERB_TOKENIZE && options.verb != VERB_COMPARE &&
                     options.verb != VERB_QUANTIZE;
+    if (train && backend->device) backend->device(comm.local_rank, comm.local_ranks);
     if (computes && backend->open(&machine.ops, options.isa, options.threads, &error)) die_usage("%s", error.text);
     if (computes) machine.isa = backend->isa(), machine.threads = backend->threads();
+    if (train && backend->comm_open && comm.ranks > 1) backend->comm_open(&comm);
     if (help) {
         code = 0;
     } else {

@@ -481,10 +481,9 @@ static void print_straggler(Trainer *t, int64_t step)
     Comm *c = t->machine->comm;
     if (c->ranks == 1 || !due(step, t->options->straggler_every)) return;
     double *busy = xcalloc((size_t)c->ranks, sizeof *busy), mean = 0;
-    void *work = xmalloc(comm_all_reduce_work((size_t)c->ranks * sizeof *busy, c->ranks));
     int slowest = 0;
     busy[c->rank] = t->busy_s;
-    c->finish(c, c->all_reduce_sum_start(c, busy, c->ranks, work));
+    c->sum_host(c, busy, c->ranks);
     for (int r = 0; r < c->ranks; r++) {
         mean += busy[r] / c->ranks;
         if (busy[r] > busy[slowest]) slowest = r;
@@ -493,7 +492,6 @@ static void print_straggler(Trainer *t, int64_t step)
            t->options->straggler_every, slowest, 100 * (busy[slowest] / mean - 1));
     t->busy_s = 0;
     free(busy);
-    free(work);
 }
 
 /* Is there something to do after a step that reads the state it leaves? */

@@ -237,11 +237,11 @@ void zero_create(Zero *zero, const ParamTable *table, const Recipe *recipe, cons
     if (train) place_training(zero, arena);
 }
 
-static void finish_all_gathers(Zero *zero);
+static void forget_gathers(Zero *zero);
 
 void zero_free(Zero *zero)
 {
-    if (zero->bucket) finish_all_gathers(zero); /* of weights that no pass has read */
+    if (zero->bucket) forget_gathers(zero);
     for (int b = 0; zero->bucket && b < zero->table->buckets; b++) {
         free(zero->bucket[b].gradient);
         free(zero->bucket[b].weight);
@@ -297,23 +297,34 @@ static void start_gather(Zero *zero, int b)
     state->gather = zero->sharding.comm->all_gather_start(zero->sharding.comm, whole, whole);
 }
 
-static void finish_gather(Zero *zero, int b)
+/* The gather is over; false when none was on its way. */
+static bool await_gather(Zero *zero, int b)
 {
-    if (!zero->bucket[b].gather) return;
+    if (!zero->bucket[b].gather) return false;
     zero->sharding.comm->finish(zero->sharding.comm, zero->bucket[b].gather);
     zero->bucket[b].gather = 0;
+    return true;
 }
 
-static void finish_all_gathers(Zero *zero)
+/* The same of weights that are about to be read. */
+static void finish_gather(Zero *zero, int b)
 {
-    for (int b = 0; b < zero->table->buckets; b++) finish_gather(zero, b);
+    const BucketState *state = &zero->bucket[b];
+    if (!await_gather(zero, b) || !zero->ops->weight_unpack) return;
+    for (int i = state->first; i < state->first + state->count; i++)
+        if (linear_of(zero, i)) zero->ops->weight_unpack(linear_of(zero, i));
+}
+
+static void forget_gathers(Zero *zero) /* of weights that no pass has read */
+{
+    for (int b = 0; b < zero->table->buckets; b++) await_gather(zero, b);
 }
 
 /* Stage 3: the block's weights are in its slot, or on their way. */
 static void fetch(Zero *zero, int b)
 {
     if (b < 0 || b >= zero->table->layers || !in_slots(zero, b) || zero->held[b % 2] == b) return;
-    if (zero->held[b % 2] >= 0) finish_gather(zero, zero->held[b % 2]);
+    if (zero->held[b % 2] >= 0) await_gather(zero, zero->held[b % 2]);
     zero->held[b % 2] = b;
     start_gather(zero, b);
 }
@@ -321,9 +332,9 @@ static void fetch(Zero *zero, int b)
 static void find_amax(Zero *zero)
 {
     Comm *c = zero->sharding.comm;
+    zero->ops->zero((Tensor){zero->amax, DTYPE_FP32, 1, zero->table->count, zero->table->count});
     for (int i = 0; i < zero->table->count; i++) {
         Linear *linear = linear_of(zero, i);
-        zero->amax[i] = 0;
         if (linear &&
             (linear->weight.row.format.format == FORMAT_NVFP4 || linear->weight.col.format.format == FORMAT_NVFP4))
             zero->ops->weight_amax(&zero->amax[i], tensor_rows(zero->shard[i].master, 0, zero->shard[i].rows));
@@ -334,7 +345,7 @@ static void find_amax(Zero *zero)
 static void prepare_weights(void *context)
 {
     Zero *zero = context;
-    finish_all_gathers(zero);
+    forget_gathers(zero);
     zero->held[0] = zero->held[1] = -1;
     for (int b = 0; b < zero->table->buckets; b++) place_weights(zero, b);
     if (zero_sharded(zero)) {

@@ -1,4 +1,5 @@
-/* comm.h on many ranks: run under mpirun by test_comm_mpi.sh. Every rank computes what every other one gives, so each
+/* comm.h on many ranks: run under mpirun by test_comm_mpi.sh, and with NCCL under it (staged_comm.cu) by
+ * test_cuda_ranks.sh. Every rank computes what every other one gives, so each
  * checks its own result.
  *
  *     ranks_comm check          all collectives; rank 0 prints the last line, a rank with a failure exits 1
@@ -403,6 +404,10 @@ static void test_pause(Comm *c)
     CHECK(now_seconds() - start > 2, "was not stopped");
 }
 
+#ifdef COMM_STAGED
+void staged_open(Comm *c); /* staged_comm.cu */
+#endif
+
 int main(int argc, char **argv)
 {
     Comm c;
@@ -412,6 +417,9 @@ int main(int argc, char **argv)
     else
         comm_mpi_open(&c);
     if (c.ranks != comm_launched_ranks()) die("%d ranks of %d", c.ranks, comm_launched_ranks());
+#ifdef COMM_STAGED
+    staged_open(&c);
+#endif
     if (strcmp(kind, "check") == 0) {
         test_reductions(&c);
         test_gathers(&c);

@@ -1,11 +1,14 @@
 /* What the device says of itself, and error codes.
  *
- * One device, whose name says that it is none. Its limits are those that launch.cpp checks; its compute capability is
+ * Several alike, whose name says that they are none, of which a process uses the one that it sets first: ranks of a job
+ * take one each. The limits are those that launch.cpp checks; its compute capability is
  * CUDA_ON_CPU_CAPABILITY's, for programs that choose by it. It has few multiprocessors, so that grids sized by them are
  * small.
  */
 #include "internal.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -63,13 +66,22 @@ const char *cudaGetErrorString(cudaError_t error) { return name_of(error).text; 
 cudaError_t cudaGetDeviceCount(int *count)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES"); /* set and empty: none, as with a GPU */
-    *count = !visible || *visible;
+    *count = !visible || *visible ? settings().devices : 0;
     return set_error(*count ? cudaSuccess : cudaErrorNoDevice);
 }
-cudaError_t cudaSetDevice(int device) { return set_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+static bool is_device(int device) { return device >= 0 && device < settings().devices; }
+static std::atomic<int> current{-1}; /* -1: none was set, so it is number 0 */
+cudaError_t cudaSetDevice(int device)
+{
+    int before = -1;
+    if (!is_device(device)) return set_error(cudaErrorInvalidDevice);
+    if (!current.compare_exchange_strong(before, device) && before != device)
+        fail("cudaSetDevice(%d) after %d: several devices in one process are not played", device, before);
+    return cudaSuccess;
+}
 cudaError_t cudaGetDevice(int *device)
 {
-    *device = 0;
+    *device = std::max(0, current.load());
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int *version)
@@ -85,7 +97,7 @@ cudaError_t cudaDriverGetVersion(int *version)
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
 {
-    if (device != 0) return set_error(cudaErrorInvalidDevice);
+    if (!is_device(device)) return set_error(cudaErrorInvalidDevice);
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "cuda_on_cpu (no GPU)");
     p->totalGlobalMem = settings().memory_bytes;

@@ -45,6 +45,7 @@ struct Settings {
     bool stats;
     int capability_major, capability_minor;
     size_t memory_bytes;
+    int devices;
 };
 const Settings &settings();
 

@@ -33,7 +33,7 @@ static bool number_after(const char *value, const char *prefix, uint64_t *number
 
 static Settings read_settings()
 {
-    Settings s = {Order::forward, 0, false, 0, false, 10, 0, (size_t)16 << 30};
+    Settings s = {Order::forward, 0, false, 0, false, 10, 0, (size_t)16 << 30, 8};
     if (const char *order = getenv("CUDA_ON_CPU_ORDER")) {
         if (strcmp(order, "forward") == 0)
             s.order = Order::forward;
@@ -65,6 +65,12 @@ static Settings read_settings()
         uint64_t megabytes;
         if (!number_after(memory, "", &megabytes)) bad_setting("CUDA_ON_CPU_MEMORY_MB", memory, "a number of MiB");
         s.memory_bytes = (size_t)megabytes << 20;
+    }
+    if (const char *devices = getenv("CUDA_ON_CPU_DEVICES")) {
+        uint64_t count;
+        if (!number_after(devices, "", &count) || count < 1 || count > 1024)
+            bad_setting("CUDA_ON_CPU_DEVICES", devices, "a number from 1 to 1024");
+        s.devices = (int)count;
     }
     return s;
 }

@@ -24,6 +24,7 @@ enum { RESULTS = 2 }; /* that may be on their way */
 static struct {
     Ops ops;
     char device[256], name[400], isa[16];
+    int number, sharing; /* of the device; ranks that take one each */
     int threads;
     StepResult *result; /* [RESULTS] pinned host memory */
     cudaEvent_t result_there[RESULTS];
@@ -172,10 +173,10 @@ static double cuda_peak_flops(DType dtype)
     } SHEET[] = {{80, 1024, 64},   {86, 256, 128},   {89, 256, 128}, {90, 2048, 128},
                  {100, 4096, 128}, {103, 4096, 128}, {120, 256, 128}};
     int major = 0, minor = 0, kilohertz = 0, processors = 0, best = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
-    cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, 0);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, backend.number);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, backend.number);
+    cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, backend.number);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, backend.number);
     for (int i = 0; i < (int)(sizeof SHEET / sizeof *SHEET); i++)
         if (SHEET[i].capability <= 10 * major + minor) best = i;
     return 2 * (dtype == DTYPE_BF16 ? SHEET[best].bf16 : SHEET[best].fp32) * processors * kilohertz * 1e3;
@@ -187,8 +188,14 @@ static double cuda_peak_flops(DType dtype)
 static bool has_fp4(void)
 {
     int major = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, backend.number);
     return major == 10 || major == 12;
+}
+
+void cuda_device(int local_rank, int local_ranks)
+{
+    backend.number = local_rank;
+    backend.sharing = local_ranks;
 }
 
 static void open_device(void)
@@ -197,9 +204,13 @@ static void open_device(void)
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0)
         die("no GPU: %s; train_gpt trains on the CPU", cudaGetErrorString(status ? status : cudaErrorNoDevice));
+    if (backend.sharing > count)
+        die("%d ranks on this machine, but %d GPUs here: start at most one a GPU, and let every rank see all of the "
+            "machine's GPUs (CUDA_VISIBLE_DEVICES)",
+            backend.sharing, count);
     cudaDeviceProp properties;
-    cuda_check(cudaSetDevice(0), "cudaSetDevice");
-    cuda_check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+    cuda_check(cudaSetDevice(backend.number), "cudaSetDevice");
+    cuda_check(cudaGetDeviceProperties(&properties, backend.number), "cudaGetDeviceProperties");
     if (properties.major < 8)
         die("%s has compute capability %d.%d; at least 8.0 (A100) is needed", properties.name, properties.major,
             properties.minor);
@@ -285,6 +296,7 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
     o->weight_amax = cuda_weight_amax;
     o->weight_pack = cuda_weight_pack;
     o->weight_pieces = cuda_weight_pieces;
+    o->weight_unpack = cuda_weight_unpack;
     o->embedding_forward = cuda_embedding_forward;
     o->embedding_backward = cuda_embedding_backward;
     o->residual_add = cuda_residual_add;

@@ -6,8 +6,11 @@
 
 C_BEGIN
 
-/* Device 0 of those that the process sees. isa must be "auto"; threads: of the host's loops, 0 all. Runs the self-test
- * (self_test.cu). Dies where there is no GPU that can be used, or the self-test fails. 0 and *ops, or -1: the arguments. */
+/* Before cuda_open, on several ranks: of the devices that the process sees it takes number local_rank. Else 0. */
+void cuda_device(int local_rank, int local_ranks);
+
+/* isa must be "auto"; threads: of the host's loops, 0 all. Runs the self-test (self_test.cu). Dies where there is no GPU
+ * that can be used, or the self-test fails. 0 and *ops, or -1: the arguments. */
 int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error);
 
 const char *cuda_isa(void); /* of the open backend: "sm_90" */

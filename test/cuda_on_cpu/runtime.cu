@@ -53,7 +53,7 @@ static void test_errors()
 #ifdef CUDA_ON_CPU
     CHECK(cuda_on_cpu::kernel_stats("shared_bytes").launches == 0);
 #endif
-    CHECK(cudaSetDevice(0) == cudaSuccess && cudaSetDevice(1) == cudaErrorInvalidDevice);
+    CHECK(cudaSetDevice(0) == cudaSuccess && cudaSetDevice(1024) == cudaErrorInvalidDevice);
     refused(cudaErrorInvalidDevice);
     CHECK(!strcmp(cudaGetErrorName(cudaErrorNotReady), "cudaErrorNotReady"));
     CHECK(!strcmp(cudaGetErrorString(cudaSuccess), "no error"));
@@ -63,7 +63,7 @@ static void test_device()
 {
     int count, device, runtime, driver, major, shared, least, greatest;
     cudaDeviceProp p;
-    CHECK(cudaGetDeviceCount(&count) == cudaSuccess && count == 1);
+    CHECK(cudaGetDeviceCount(&count) == cudaSuccess && count >= 1);
     CHECK(cudaGetDevice(&device) == cudaSuccess && device == 0);
     CHECK(cudaGetDeviceProperties(&p, 0) == cudaSuccess && strstr(p.name, "cuda_on_cpu") && p.warpSize == 32);
     CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess && major == p.major);
