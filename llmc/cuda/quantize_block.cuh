@@ -72,16 +72,15 @@ __device__ inline float block_encode(uint32_t *kept, float amax, const Nvfp4Scal
 
 /* ---- codes ---- */
 
-/* Eight codes; the random bytes of elements 0..3 in `low`, of 4..7 in `high`. Halves j and j + 4 share a word. */
+/* Eight codes of x 2^14; the random bytes of elements 0..3 in `low`, of 4..7 in `high`. Halves j and j + 4 share a word. */
 __device__ inline uint32_t e2m1x8_stochastic(const float x[8], uint32_t low, uint32_t high)
 {
     const uint32_t six = 0x0e000e00u; /* 6 2^-14 as a half */
     uint32_t r01 = choose_bytes(low, high, 0x5410), r23 = choose_bytes(low, high, 0x7632), t[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        F32x2 y = f32x2_mul(F32x2{x[j], x[j + 4]}, F32x2{0x1p-14f, 0x1p-14f});
         uint32_t random = (j < 2 ? r01 : r23) >> 8 * (j % 2) & 0x00ff00ffu;
-        t[j] = f16x2_clamp(f16x2_cut(y.a, y.b), six) + 2 * random;
+        t[j] = f16x2_clamp(f16x2_cut(x[j], x[j + 4]), six) + 2 * random;
     }
     return (t[0] >> 9 & 0x00070007u) | (t[1] >> 5 & 0x00700070u) | (t[2] >> 1 & 0x07000700u) |
            (t[3] << 3 & 0x70007000u) | (t[0] >> 12 & 0x00080008u) | (t[1] >> 8 & 0x00800080u) |
@@ -96,16 +95,16 @@ typedef struct { /* where random bits come from */
     uint32_t step;
 } RandomPlace;
 
-/* Codes of y: word 0 of elements 0..7. */
-__device__ inline void encode(uint32_t (&code)[2], const float (&y)[16], QuantizeMode mode, const RandomPlace &random,
-                              uint32_t row, uint32_t block, uint32_t place)
+/* Codes of y, which with QUANTIZE_STOCHASTIC is 2^-14 of what it stands for: word 0 of elements 0..7. */
+__device__ inline void encode(uint32_t (&code)[2], const float (&y)[16], QuantizeMode mode, uint64_t seed,
+                              uint32_t step, uint32_t row, uint32_t block, uint32_t place)
 {
     if (mode == QUANTIZE_NEAREST) {
         code[0] = e2m1x8_nearest(y);
         code[1] = e2m1x8_nearest(y + 8);
         return;
     }
-    Philox draw = philox_draw(random.seed, row, block, random.step, place >> 16, place >> 8 & 0xff, 0);
+    Philox draw = philox_draw(seed, row, block, step, place >> 16, place >> 8 & 0xff, 0);
     if (mode == QUANTIZE_NATIVE) {
         code[0] = e2m1x8_native(y, draw.word[0], draw.word[1]);
         code[1] = e2m1x8_native(y + 8, draw.word[2], draw.word[3]);
@@ -153,12 +152,9 @@ __device__ inline void rht16(F32x2 (&x)[16])
         }
 }
 
-/* 16 words of two columns, transformed and rounded. */
-__device__ inline void rht16_words(uint32_t (&word)[16])
+/* The words of x, transformed and rounded. */
+__device__ inline void rht16_rounded(uint32_t (&word)[16], F32x2 (&x)[16])
 {
-    F32x2 x[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) x[i] = both_halves(word[i]);
     rht16(x);
 #pragma unroll
     for (int i = 0; i < 16; i++) word[i] = bf16x2(x[i].a, x[i].b);

@@ -28,14 +28,14 @@
 
 /* 16 columns of one row from c on, as words of two BF16; zeros beyond the matrix. */
 template <class Source, int W> struct BlockLoader {
-    static constexpr int parts = Source::parts;
-    typename Source::template Columns<W> columns[16 / W];
+    static constexpr int parts = Source::parts, kept = W > 1 ? 16 / W : 1; /* columns of single elements are not kept */
+    typename Source::template Columns<W> columns[kept];
 
     __device__ BlockLoader(const Source &from, int64_t c, int64_t part_cols)
     {
 #pragma unroll
-        for (int i = 0; i < 16 / W; i++) {
-            if (c + i * W >= part_cols) continue;
+        for (int i = 0; i < kept; i++) {
+            if (W == 1 || c >= part_cols) continue;
             ASSUME(c + i * W + W <= from.part_cols());
             columns[i] = from.template columns<W>(c + i * W);
         }
@@ -47,7 +47,10 @@ template <class Source, int W> struct BlockLoader {
         for (int i = 0; i < 16; i += W) {
             float part[parts][W] = {};
             ASSUME(W == 1 || c + i + W <= from.part_cols());
-            if (W > 1 || c + i < part_cols) from.template load<W>(part, r, c + i, columns[i / W]);
+            if (W > 1)
+                from.template load<W>(part, r, c + i, columns[i / W % kept]);
+            else if (c + i < part_cols)
+                from.template load<W>(part, r, c + i, from.template columns<W>(c + i));
 #pragma unroll
             for (int p = 0; p < parts; p++)
 #pragma unroll
@@ -109,7 +112,6 @@ __device__ inline void set_up_tile(TileShared *s, const QuantizeJob &job, bool r
     s->random = job.random;
     if (job.step.absent()) return;
     const char *step = (const char *)job.step.p;
-    s->random.seed = gmem<const uint64_t>((void *)(step + offsetof(DeviceStep, step.seed))).ld(0);
     s->random.step = gmem<const uint32_t>((void *)(step + offsetof(DeviceStep, step.step))).ld(0);
     s->random.row0 += gmem<const int64_t>((void *)(step + offsetof(DeviceStep, row0))).ld(0);
 }
@@ -124,18 +126,20 @@ __device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pai
     uint32_t kept;
     float y[16];
     float factor = block_encode(&kept, amax, tensor, q.form.headroom, mode == QUANTIZE_ANY && job.pow2);
+    bool stochastic = mode == QUANTIZE_STOCHASTIC || (mode == QUANTIZE_ANY && q.form.rounding == ROUND_STOCHASTIC);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         F32x2 scaled = f32x2_mul(pair[i], F32x2{factor, factor});
+        if (stochastic) scaled = f32x2_mul(scaled, F32x2{0x1p-14f, 0x1p-14f});
         y[2 * i] = scaled.a, y[2 * i + 1] = scaled.b;
     }
     if (mode != QUANTIZE_ANY) {
-        encode(code, y, mode, random, row, block, q.place);
+        encode(code, y, mode, job.random.seed, random.step, row, block, q.place);
         return kept;
     }
     if (!q.form.four_over_six) {
-        encode(code, y, q.form.rounding == ROUND_STOCHASTIC ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, random, row,
-               block, q.place);
+        encode(code, y, stochastic ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, job.random.seed, random.step, row, block,
+               q.place);
         return kept;
     }
     uint8_t six, four;
@@ -149,14 +153,15 @@ __device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pai
     return four;
 }
 
-/* One block of the row copy, from its words. */
+/* One block of the row copy, from its words: its codes; the scale goes to its place in the tile. */
 template <QuantizeMode mode>
-__device__ inline void quantize_row_block(TileShared *s, Seen *seen, const uint32_t (&word)[8], const QuantizeJob &job,
-                                          int tile_row, int tile_block, int64_t r, int64_t c)
+__device__ inline Pack<uint32_t, 2> quantize_row_block(TileShared *s, Seen *seen, const uint32_t (&word)[8],
+                                                       const QuantizeJob &job, int kept_at, uint32_t row,
+                                                       uint32_t block)
 {
-    const QuantizeCopy &q = job.copy[0];
     uint32_t larger = 0, nan = 0, code[2];
     F32x2 pair[8];
+    Pack<uint32_t, 2> words;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         larger = bf16x2_larger(larger, word[i]);
@@ -165,14 +170,10 @@ __device__ inline void quantize_row_block(TileShared *s, Seen *seen, const uint3
     }
     float amax = larger_half(larger);
     if (mode == QUANTIZE_ANY) see(seen, amax, nan);
-    uint32_t kept = quantize_block<mode>(code, pair, amax, job, 0, s->scale[0].tensor, s->random,
-                                         (uint32_t)(s->random.row0 + r), (uint32_t)(c / 16));
-    s->kept[0][kept_place(tile_row, tile_block)] = (uint16_t)kept;
-    if (r < job.rows && c / 8 < q.ld_words) {
-        Pack<uint32_t, 2> words;
-        words.v[0] = code[0], words.v[1] = code[1];
-        q.codes.template st_pack<2>(r * q.ld_words + c / 8, words);
-    }
+    s->kept[0][kept_at] = (uint16_t)quantize_block<mode>(code, pair, amax, job, 0, s->scale[0].tensor, s->random, row,
+                                                         block);
+    words.v[0] = code[0], words.v[1] = code[1];
+    return words;
 }
 
 /* ---- rows ---- */
@@ -183,48 +184,94 @@ __device__ inline void store_plain(const QuantizeJob &job, const uint32_t (&word
     bf16 x[16];
     memcpy(x, word, sizeof x);
     gmem<bf16> to = job.plain + (r * job.plain_ld + c);
-    if (W > 1) {
+    if constexpr (W > 1) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             Pack<bf16, 8> pack;
             memcpy(&pack, word + 4 * i, sizeof pack);
             to.template st_pack<8>(8 * i, pack);
         }
-        return;
+    } else {
+        for (int i = 0; i < 16 && c + i < job.part_cols; i++) to.st(i, x[i]);
     }
-    for (int i = 0; i < 16 && c + i < job.part_cols; i++) to.st(i, x[i]);
+}
+
+/* What a thread does with rows: blocks of 16 columns, ROUNDS of them ROWS apart, in every part of the source. */
+template <int parts_> struct RowPass {
+    static constexpr int parts = parts_, BLOCKS = 8 / parts, ROWS = BLOCK / BLOCKS, ROUNDS = TILE / ROWS;
+    int64_t r0, c;      /* first row of the tile; first column of the block, in its part */
+    int first, row_end; /* rows in the tile */
+    int block;
+    bool inside; /* the block has columns of the matrix */
+
+    __device__ RowPass(const QuantizeJob &job, int64_t r0_, int64_t c0)
+    {
+        block = (int)threadIdx.x % BLOCKS, first = (int)threadIdx.x / BLOCKS;
+        r0 = r0_, c = c0 + 16 * block;
+        row_end = job.rows - r0 < TILE ? (int)(job.rows - r0) : TILE;
+        inside = c < job.part_cols;
+    }
+    __device__ bool has_row(int round) const { return first + round * ROWS < row_end; }
+};
+
+template <int parts>
+__device__ inline void keep_tile(TileShared *s, const RowPass<parts> &p, const uint32_t (&word)[4 / parts][parts][8])
+{
+#pragma unroll
+    for (int i = 0; i < p.ROUNDS; i++)
+#pragma unroll
+        for (int part = 0; part < parts; part++) {
+            int row = p.first + i * p.ROWS, tile_block = part * p.BLOCKS + p.block, stir = tile_block / 4;
+            const uint32_t *w = word[i][part];
+            s->tile[row * 16 + (2 * tile_block ^ stir)] = make_uint4(w[0], w[1], w[2], w[3]);
+            s->tile[row * 16 + ((2 * tile_block + 1) ^ stir)] = make_uint4(w[4], w[5], w[6], w[7]);
+        }
+}
+
+template <QuantizeMode mode, int parts>
+__device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJob &job, const RowPass<parts> &p,
+                                     const uint32_t (&word)[4 / parts][parts][8])
+{
+    const QuantizeCopy &q = job.copy[0];
+    uint32_t row0 = (uint32_t)(s->random.row0 + p.r0) + (uint32_t)p.first;
+#pragma unroll
+    for (int part = 0; part < parts; part++) {
+        int64_t column = part * job.part_cols + p.c;
+        bool stores = column / 8 < q.ld_words && (parts == 1 || p.inside);
+        gmem<uint32_t> to = q.codes + ((p.r0 + p.first) * q.ld_words + column / 8);
+#pragma unroll
+        for (int i = 0; i < p.ROUNDS; i++) {
+            int kept_at = kept_place(p.first + i * p.ROWS, part * p.BLOCKS + p.block);
+            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word[i][part], job, kept_at, row0 + i * p.ROWS,
+                                                               (uint32_t)(column / 16));
+            if (stores && p.has_row(i)) to.template st_pack<2>(i * p.ROWS * q.ld_words, words);
+        }
+    }
 }
 
 template <class Source, int W, QuantizeMode mode>
 __device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &from, const QuantizeJob &job, int64_t r0,
                                      int64_t c0)
 {
-    constexpr int parts = Source::parts, BLOCKS = 8 / parts, ROWS = BLOCK / BLOCKS, ROUNDS = TILE / ROWS;
-    int block = (int)threadIdx.x % BLOCKS, first = (int)threadIdx.x / BLOCKS;
-    int64_t c = c0 + 16 * block;
-    BlockLoader<Source, W> loader(from, c, job.part_cols);
-    uint32_t word[ROUNDS][parts][8] = {};
+    constexpr int parts = Source::parts;
+    RowPass<parts> p(job, r0, c0);
+    BlockLoader<Source, W> loader(from, p.c, job.part_cols);
+    uint32_t word[4 / parts][parts][8] = {};
 #pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-        int64_t r = r0 + first + i * ROWS;
-        if (r < job.rows && c < job.part_cols) loader.load(word[i], from, r, c, job.part_cols);
-    }
+    for (int i = 0; i < p.ROUNDS; i++)
+        if (p.inside && p.has_row(i)) loader.load(word[i], from, r0 + p.first + i * p.ROWS, p.c, job.part_cols);
     if (threadIdx.x == 0) set_up_tile(s, job, mode != QUANTIZE_NEAREST);
     __syncthreads();
+    if (job.copy[1].made || !job.partial.absent()) keep_tile<parts>(s, p, word);
+    if (!job.plain.absent() && p.inside) {
 #pragma unroll
-    for (int i = 0; i < ROUNDS; i++)
+        for (int i = 0; i < p.ROUNDS; i++)
 #pragma unroll
-        for (int part = 0; part < parts; part++) {
-            int row = first + i * ROWS, tile_block = part * BLOCKS + block, stir = tile_block / 4;
-            int64_t r = r0 + row, column = part * job.part_cols + c;
-            const uint32_t *w = word[i][part];
-            if (job.copy[1].made || !job.partial.absent()) {
-                s->tile[row * 16 + (2 * tile_block ^ stir)] = make_uint4(w[0], w[1], w[2], w[3]);
-                s->tile[row * 16 + ((2 * tile_block + 1) ^ stir)] = make_uint4(w[4], w[5], w[6], w[7]);
-            }
-            if (!job.plain.absent() && r < job.rows && c < job.part_cols) store_plain<W>(job, word[i][part], r, column);
-            if (job.copy[0].made) quantize_row_block<mode>(s, seen, word[i][part], job, row, tile_block, r, column);
-        }
+            for (int part = 0; part < parts; part++)
+                if (p.has_row(i))
+                    store_plain<W>(job, word[i][part], r0 + p.first + i * p.ROWS, part * job.part_cols + p.c);
+    }
+    if (job.copy[0].made) make_row_copy<mode, parts>(s, seen, job, p, word);
 }
 
 /* ---- columns ---- */
@@ -239,14 +286,13 @@ __device__ inline void tile_columns(uint32_t (&word)[16], const TileShared *s, i
 }
 
 /* One block each of two columns, from their words. */
-template <QuantizeMode mode, int parts>
-__device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_t (&code)[2][2], uint32_t (&word)[16],
-                                              const QuantizeJob &job, int pair, int tile_block, int64_t r0, int64_t c0)
+template <QuantizeMode mode>
+__device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_t (&code)[2][2],
+                                              const uint32_t (&word)[16], const QuantizeJob &job, int kept_at,
+                                              uint32_t column, uint32_t block)
 {
-    const QuantizeCopy &q = job.copy[1];
     uint32_t larger = 0, nan = 0;
     F32x2 x[2][8];
-    if (q.rht) rht16_words(word);
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         larger = bf16x2_larger(larger, word[i]);
@@ -259,16 +305,12 @@ __device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_
         x[1][i] = F32x2{even.b, odd.b};
     }
     F32x2 amax = both_halves(larger & 0x7fff7fffu);
-    int64_t r = r0 + 16 * tile_block;
 #pragma unroll
     for (int k = 0; k < 2; k++) {
         float most = fmaxf(k ? amax.b : amax.a, 0.0f); /* all NaN: 0 */
         if (mode == QUANTIZE_ANY) see(seen, most, nan);
-        uint32_t column = (uint32_t)column_of<parts>(job, c0, 2 * pair + k);
-        uint32_t kept = quantize_block<mode>(code[k], x[k], most, job, 1, s->scale[1].tensor, s->random, column,
-                                             (uint32_t)((s->random.row0 + r) / 16));
-        s->kept[1][kept_place(2 * pair + k, tile_block)] = (uint16_t)kept;
-        if (r >= job.rows) code[k][0] = code[k][1] = 0; /* a transform leaves minus zeros */
+        s->kept[1][kept_at + 16 * k] = (uint16_t)quantize_block<mode>(code[k], x[k], most, job, 1, s->scale[1].tensor,
+                                                                      s->random, column + k, block);
     }
 }
 
@@ -276,25 +318,31 @@ template <QuantizeMode mode, int parts>
 __device__ inline void quantize_columns(TileShared *s, Seen *seen, const QuantizeJob &job, int64_t r0, int64_t c0)
 {
     int pair = (int)threadIdx.x % 64, quarter = (int)threadIdx.x / 64;
-    uint32_t code[2][2][2]; /* [block][column] */
+    int row_end = job.rows - r0 < TILE ? (int)(job.rows - r0) : TILE;
+    uint32_t column = (uint32_t)column_of<parts>(job, c0, 2 * pair), block0 = (uint32_t)((s->random.row0 + r0) / 16);
+    bool sums = !job.partial.absent(), made = job.copy[1].made, rht = job.copy[1].rht;
+    uint32_t code[2][2][2] = {}; /* [block][column] */
     F32x2 sum = {0, 0};
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         int tile_block = 2 * quarter + b;
         uint32_t word[16];
+        F32x2 x[16];
         tile_columns(word, s, pair, 16 * tile_block);
-        if (!job.partial.absent()) {
 #pragma unroll
-            for (int i = 0; i < 16; i++) sum = f32x2_add(sum, both_halves(word[i]));
+        for (int i = 0; i < 16; i++) x[i] = both_halves(word[i]);
+        if (sums) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) sum = f32x2_add(sum, x[i]);
         }
-        if (job.copy[1].made)
-            quantize_column_blocks<mode, parts>(s, seen, code[b], word, job, pair, tile_block, r0, c0);
+        if (rht) rht16_rounded(word, x);
+        if (made)
+            quantize_column_blocks<mode>(s, seen, code[b], word, job, kept_place(2 * pair, tile_block), column,
+                                         block0 + (uint32_t)tile_block);
+        if (16 * tile_block >= row_end) /* a transform leaves minus zeros */
+            code[b][0][0] = code[b][0][1] = code[b][1][0] = code[b][1][1] = 0;
     }
-    if (!job.partial.absent()) {
-        s->sums[quarter][2 * pair] = sum.a;
-        s->sums[quarter][2 * pair + 1] = sum.b;
-    }
-    if (!job.copy[1].made) return;
+    if (sums) *(F32x2 *)&s->sums[quarter][2 * pair] = sum;
 #pragma unroll
     for (int k = 0; k < 2; k++)
         s->codes[pair * 8 + ((k * 4 + quarter) ^ pair % 8)] = make_uint4(code[0][k][0], code[0][k][1], code[1][k][0],
@@ -417,7 +465,8 @@ __global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJ
 
 /* ---- magnitudes ---- */
 
-template <class Source> constexpr int amax_width = Source::wide / Source::parts;
+/* Twice as wide would spill registers. */
+template <class Source> constexpr int amax_width = Source::wide / (2 * Source::parts);
 
 /* 16 rows of words of one part: what both copies see. */
 template <int WORDS>
@@ -437,7 +486,10 @@ __device__ inline void see_columns(Seen (&seen)[2], const uint32_t (&word)[16][W
             see(&seen[1], larger_half(larger), nan);
             continue;
         }
-        rht16_words(column);
+        F32x2 x[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) x[i] = both_halves(column[i]);
+        rht16_rounded(column, x);
         larger = nan = 0;
 #pragma unroll
         for (int i = 0; i < 16; i++) {
