@@ -79,13 +79,14 @@ template <> struct BlockLoader<TensorSource<bf16>, 8> {
 /* ---- a tile in shared memory ---- */
 
 typedef struct {
-    uint4 tile[TILE * 16];         /* 16-byte chunks of rows; chunk j of a row at j ^ (j / 8) */
-    uint4 codes[TILE * 4];         /* by columns: 64 bytes each, chunks stirred too */
-    uint16_t kept[2][TILE_SCALES]; /* block scales, or what waits for them, in the order of two scale tiles */
-    float sums[TILE / 32][TILE];   /* of 32 rows */
+    uint4 tile[TILE * 16]; /* 16-byte chunks of rows; chunk j of a row at j ^ (j / 8) */
+    uint4 codes[TILE * 4]; /* by columns: 64 bytes each, chunks stirred too */
+    alignas(
+        16) uint16_t kept[2][TILE_SCALES]; /* block scales, or what waits for them, in the order of two scale tiles */
+    float sums[TILE / 32][TILE];           /* of 32 rows */
     DeviceScale scale[2];
-    RandomPlace random;
-    uint32_t seen[4], largest[2];
+    int64_t row0; /* Philox */
+    uint32_t step, seen[4], largest[2];
 } TileShared;
 
 /* Place of a scale within the two scale tiles of one copy. */
@@ -100,6 +101,11 @@ template <int parts> __device__ inline int64_t column_of(const QuantizeJob &job,
     return column_in_tile / WIDTH * job.part_cols + c0 + column_in_tile % WIDTH;
 }
 
+template <QuantizeMode mode, bool SUMS> __device__ inline bool has_sums(const QuantizeJob &job)
+{
+    return SUMS || (mode == QUANTIZE_ANY && !job.partial.absent());
+}
+
 /* Before anything is quantized, by one thread: the scales, and where random bits come from. */
 __device__ inline void set_up_tile(TileShared *s, const QuantizeJob &job, bool random)
 {
@@ -109,18 +115,19 @@ __device__ inline void set_up_tile(TileShared *s, const QuantizeJob &job, bool r
     for (int i = 0; i < 2; i++)
         if (job.copy[i].made && !job.pow2) s->scale[i] = load_struct(gmem<const DeviceScale>(job.scale.p + i));
     if (!random) return;
-    s->random = job.random;
+    s->row0 = job.random.row0;
+    s->step = job.random.step;
     if (job.step.absent()) return;
     const char *step = (const char *)job.step.p;
-    s->random.step = gmem<const uint32_t>((void *)(step + offsetof(DeviceStep, step.step))).ld(0);
-    s->random.row0 += gmem<const int64_t>((void *)(step + offsetof(DeviceStep, row0))).ld(0);
+    s->step = gmem<const uint32_t>((void *)(step + offsetof(DeviceStep, step.step))).ld(0);
+    s->row0 += gmem<const int64_t>((void *)(step + offsetof(DeviceStep, row0))).ld(0);
 }
 
 /* Codes and the scale, or what waits for it, of one block: y are its 16 values. */
 template <QuantizeMode mode>
 __device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pair)[8], float amax,
-                                          const QuantizeJob &job, int copy, const Nvfp4Scale &tensor,
-                                          const RandomPlace &random, uint32_t row, uint32_t block)
+                                          const QuantizeJob &job, int copy, const Nvfp4Scale &tensor, uint32_t step,
+                                          uint32_t row, uint32_t block)
 {
     const QuantizeCopy &q = job.copy[copy];
     uint32_t kept;
@@ -134,12 +141,11 @@ __device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pai
         y[2 * i] = scaled.a, y[2 * i + 1] = scaled.b;
     }
     if (mode != QUANTIZE_ANY) {
-        encode(code, y, mode, job.random.seed, random.step, row, block, q.place);
+        encode(code, y, mode, job.random.key, step, row, block, q.place);
         return kept;
     }
     if (!q.form.four_over_six) {
-        encode(code, y, stochastic ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, job.random.seed, random.step, row, block,
-               q.place);
+        encode(code, y, stochastic ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, job.random.key, step, row, block, q.place);
         return kept;
     }
     uint8_t six, four;
@@ -156,8 +162,8 @@ __device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pai
 /* One block of the row copy, from its words: its codes; the scale goes to its place in the tile. */
 template <QuantizeMode mode>
 __device__ inline Pack<uint32_t, 2> quantize_row_block(TileShared *s, Seen *seen, const uint32_t (&word)[8],
-                                                       const QuantizeJob &job, int kept_at, uint32_t row,
-                                                       uint32_t block)
+                                                       const QuantizeJob &job, const Nvfp4Scale &tensor, uint32_t step,
+                                                       int kept_at, uint32_t row, uint32_t block)
 {
     uint32_t larger = 0, nan = 0, code[2];
     F32x2 pair[8];
@@ -170,7 +176,7 @@ __device__ inline Pack<uint32_t, 2> quantize_row_block(TileShared *s, Seen *seen
     }
     float amax = larger_half(larger);
     if (mode == QUANTIZE_ANY) see(seen, amax, nan);
-    s->kept[0][kept_at] = (uint16_t)quantize_block<mode>(code, pair, amax, job, 0, s->scale[0].tensor, s->random, row,
+    s->kept[0][kept_at] = (uint16_t)quantize_block<mode>(code, pair, amax, job, 0, s->scale[0].tensor, s->step, row,
                                                          block);
     words.v[0] = code[0], words.v[1] = code[1];
     return words;
@@ -233,7 +239,8 @@ __device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJo
                                      const uint32_t (&word)[4 / parts][parts][8])
 {
     const QuantizeCopy &q = job.copy[0];
-    uint32_t row0 = (uint32_t)(s->random.row0 + p.r0) + (uint32_t)p.first;
+    uint32_t row0 = (uint32_t)(s->row0 + p.r0) + (uint32_t)p.first, step = s->step;
+    const Nvfp4Scale tensor = s->scale[0].tensor; /* in registers: stores to shared memory leave them alone */
 #pragma unroll
     for (int part = 0; part < parts; part++) {
         int64_t column = part * job.part_cols + p.c;
@@ -242,14 +249,14 @@ __device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJo
 #pragma unroll
         for (int i = 0; i < p.ROUNDS; i++) {
             int kept_at = kept_place(p.first + i * p.ROWS, part * p.BLOCKS + p.block);
-            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word[i][part], job, kept_at, row0 + i * p.ROWS,
-                                                               (uint32_t)(column / 16));
+            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word[i][part], job, tensor, step, kept_at,
+                                                               row0 + i * p.ROWS, (uint32_t)(column / 16));
             if (stores && p.has_row(i)) to.template st_pack<2>(i * p.ROWS * q.ld_words, words);
         }
     }
 }
 
-template <class Source, int W, QuantizeMode mode>
+template <class Source, int W, QuantizeMode mode, bool SUMS>
 __device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &from, const QuantizeJob &job, int64_t r0,
                                      int64_t c0)
 {
@@ -262,8 +269,8 @@ __device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &fr
         if (p.inside && p.has_row(i)) loader.load(word[i], from, r0 + p.first + i * p.ROWS, p.c, job.part_cols);
     if (threadIdx.x == 0) set_up_tile(s, job, mode != QUANTIZE_NEAREST);
     __syncthreads();
-    if (job.copy[1].made || !job.partial.absent()) keep_tile<parts>(s, p, word);
-    if (!job.plain.absent() && p.inside) {
+    if (job.copy[1].made || has_sums<mode, SUMS>(job)) keep_tile<parts>(s, p, word);
+    if (mode == QUANTIZE_ANY && !job.plain.absent() && p.inside) {
 #pragma unroll
         for (int i = 0; i < p.ROUNDS; i++)
 #pragma unroll
@@ -288,8 +295,9 @@ __device__ inline void tile_columns(uint32_t (&word)[16], const TileShared *s, i
 /* One block each of two columns, from their words. */
 template <QuantizeMode mode>
 __device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_t (&code)[2][2],
-                                              const uint32_t (&word)[16], const QuantizeJob &job, int kept_at,
-                                              uint32_t column, uint32_t block)
+                                              const uint32_t (&word)[16], const QuantizeJob &job,
+                                              const Nvfp4Scale &tensor, uint32_t step, int kept_at, uint32_t column,
+                                              uint32_t block)
 {
     uint32_t larger = 0, nan = 0;
     F32x2 x[2][8];
@@ -309,18 +317,20 @@ __device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_
     for (int k = 0; k < 2; k++) {
         float most = fmaxf(k ? amax.b : amax.a, 0.0f); /* all NaN: 0 */
         if (mode == QUANTIZE_ANY) see(seen, most, nan);
-        s->kept[1][kept_at + 16 * k] = (uint16_t)quantize_block<mode>(code[k], x[k], most, job, 1, s->scale[1].tensor,
-                                                                      s->random, column + k, block);
+        s->kept[1][kept_at + 16 * k] = (uint16_t)quantize_block<mode>(code[k], x[k], most, job, 1, tensor, step,
+                                                                      column + k, block);
     }
 }
 
-template <QuantizeMode mode, int parts>
+template <QuantizeMode mode, bool SUMS, int parts>
 __device__ inline void quantize_columns(TileShared *s, Seen *seen, const QuantizeJob &job, int64_t r0, int64_t c0)
 {
     int pair = (int)threadIdx.x % 64, quarter = (int)threadIdx.x / 64;
     int row_end = job.rows - r0 < TILE ? (int)(job.rows - r0) : TILE;
-    uint32_t column = (uint32_t)column_of<parts>(job, c0, 2 * pair), block0 = (uint32_t)((s->random.row0 + r0) / 16);
-    bool sums = !job.partial.absent(), made = job.copy[1].made, rht = job.copy[1].rht;
+    uint32_t column = (uint32_t)column_of<parts>(job, c0, 2 * pair), block0 = (uint32_t)((s->row0 + r0) / 16);
+    const Nvfp4Scale tensor = s->scale[1].tensor;
+    uint32_t step = s->step;
+    bool sums = has_sums<mode, SUMS>(job), made = job.copy[1].made, rht = job.copy[1].rht;
     uint32_t code[2][2][2] = {}; /* [block][column] */
     F32x2 sum = {0, 0};
 #pragma unroll
@@ -337,8 +347,8 @@ __device__ inline void quantize_columns(TileShared *s, Seen *seen, const Quantiz
         }
         if (rht) rht16_rounded(word, x);
         if (made)
-            quantize_column_blocks<mode>(s, seen, code[b], word, job, kept_place(2 * pair, tile_block), column,
-                                         block0 + (uint32_t)tile_block);
+            quantize_column_blocks<mode>(s, seen, code[b], word, job, tensor, step, kept_place(2 * pair, tile_block),
+                                         column, block0 + (uint32_t)tile_block);
         if (16 * tile_block >= row_end) /* a transform leaves minus zeros */
             code[b][0][0] = code[b][0][1] = code[b][1][0] = code[b][1][1] = 0;
     }
@@ -368,12 +378,15 @@ __device__ inline void store_column_codes(const TileShared *s, const QuantizeJob
 }
 
 /* Four scales that are next to each other, as bytes: E4M3, or 11 bits less a base, where what is below it is 0. */
-__device__ inline uint32_t scale_word(const uint16_t *kept, uint32_t base)
+__device__ inline uint32_t scale_word(uint32_t low, uint32_t high, uint32_t base)
 {
-    uint32_t word = 0;
+    if (base) {
+        uint32_t kept[4] = {low & 0xffff, low >> 16, high & 0xffff, high >> 16}, word = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) word |= (kept[i] > base ? kept[i] - base : 0u) << 8 * i;
-    return word;
+        for (int i = 0; i < 4; i++) word |= (kept[i] > base ? kept[i] - base : 0u) << 8 * i;
+        return word;
+    }
+    return choose_bytes(low, high, 0x6420);
 }
 
 /* The largest of what waits becomes 255: 32 powers of two lie below, E4M3 knows 18. */
@@ -386,10 +399,11 @@ __device__ inline void store_scales(const TileShared *s, const QuantizeJob &job,
 {
     const QuantizeCopy &q = job.copy[copy];
     int half = i / 32, row = i % 32;
-    const uint16_t *kept = s->kept[copy] + i * 16;
+    const uint4 *kept = (const uint4 *)(s->kept[copy] + i * 16);
+    uint4 low = kept[0], high = kept[1];
     Pack<uint32_t, 4> words;
-#pragma unroll
-    for (int k = 0; k < 4; k++) words.v[k] = scale_word(kept + 4 * k, base);
+    words.v[0] = scale_word(low.x, low.y, base), words.v[1] = scale_word(low.z, low.w, base);
+    words.v[2] = scale_word(high.x, high.y, base), words.v[3] = scale_word(high.z, high.w, base);
     int64_t tile_row = r0 / TILE, tile_col = column_of<parts>(job, c0, 64 * half) / 64;
     bool inside = c0 + (parts == 1 ? 64 * half : 0) < job.part_cols;
     if (copy) {
@@ -397,17 +411,17 @@ __device__ inline void store_scales(const TileShared *s, const QuantizeJob &job,
         tile_row = c0 / TILE, tile_col = r0 / 64 + half;
     }
     if (!inside) return;
-    if (copy == 0 || parts == 1) {
+    if constexpr (copy == 0 || parts == 1) {
         q.scales.template st_pack<4>((tile_row * q.scale_tiles + tile_col) * 128 + row * 4, words);
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int part = 0; part < 2; part++) { /* 64 columns each, in tiles of 128 */
-        int64_t column = part * job.part_cols + c0;
-        Pack<uint32_t, 2> two;
-        two.v[0] = words.v[2 * part], two.v[1] = words.v[2 * part + 1];
-        q.scales.template st_pack<2>((column / TILE * q.scale_tiles + tile_col) * 128 + row * 4 + column % TILE / 32,
-                                     two);
+        for (int part = 0; part < 2; part++) { /* 64 columns each, in tiles of 128 */
+            int64_t column = part * job.part_cols + c0;
+            Pack<uint32_t, 2> two;
+            two.v[0] = words.v[2 * part], two.v[1] = words.v[2 * part + 1];
+            q.scales.template st_pack<2>(
+                (column / TILE * q.scale_tiles + tile_col) * 128 + row * 4 + column % TILE / 32, two);
+        }
     }
 }
 
@@ -431,7 +445,7 @@ __device__ inline void find_largest(TileShared *s, int copy)
     atomicMax(&s->largest[copy], largest);
 }
 
-template <class Source, int W, QuantizeMode mode>
+template <class Source, int W, QuantizeMode mode, bool SUMS>
 __global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJob job)
 {
     constexpr int parts = Source::parts;
@@ -439,9 +453,9 @@ __global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJ
     TileShared *s = &shared;
     int64_t r0 = (int64_t)blockIdx.y * TILE, c0 = (int64_t)blockIdx.x * (TILE / parts);
     Seen seen[2] = {};
-    quantize_rows<Source, W, mode>(s, &seen[0], from, job, r0, c0);
+    quantize_rows<Source, W, mode, SUMS>(s, &seen[0], from, job, r0, c0);
     __syncthreads();
-    if (job.copy[1].made || !job.partial.absent()) quantize_columns<mode, parts>(s, &seen[1], job, r0, c0);
+    if (job.copy[1].made || has_sums<mode, SUMS>(job)) quantize_columns<mode, SUMS, parts>(s, &seen[1], job, r0, c0);
     __syncthreads();
     uint32_t base[2] = {0, 0};
     if (mode == QUANTIZE_ANY && job.pow2) {
@@ -459,7 +473,7 @@ __global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJ
     if (threadIdx.x / 64 == 1 && job.copy[1].made)
         store_scales<parts, 1>(s, job, (int)threadIdx.x - 64, base[1], r0, c0);
     if (job.copy[1].made) store_column_codes<parts>(s, job, r0, c0);
-    if (!job.partial.absent()) store_sums<parts>(s, job, r0, c0);
+    if (has_sums<mode, SUMS>(job)) store_sums<parts>(s, job, r0, c0);
     if (mode == QUANTIZE_ANY && job.pow2) publish_block(job, seen, s->seen);
 }
 
@@ -539,10 +553,11 @@ template <class Source, int W> void launch_find_amax(const Source &from, const Q
     find_amax<Source, W><<<blocks_for_warps(warps), BLOCK, 0, cuda.stream>>>(from, job, (uint32_t)chunks);
 }
 
-template <class Source, int W, QuantizeMode mode> void launch_tiles(const Source &from, const QuantizeJob &job)
+template <class Source, int W, QuantizeMode mode, bool SUMS>
+void launch_tiles(const Source &from, const QuantizeJob &job)
 {
     dim3 grid((unsigned)ceil_div(job.part_cols, TILE / Source::parts), (unsigned)ceil_div(job.rows, TILE));
-    quantize_tile<Source, W, mode><<<grid, BLOCK, 0, cuda.stream>>>(from, job);
+    quantize_tile<Source, W, mode, SUMS><<<grid, BLOCK, 0, cuda.stream>>>(from, job);
 }
 
 /* The mode that serves all copies of a job: one that is compiled for it, or the one that asks at run time. */
@@ -551,32 +566,41 @@ inline QuantizeMode quantize_mode(const QuantizeJob &job)
     bool both = job.copy[0].made && job.copy[1].made;
     const Nvfp4Form *a = &job.copy[job.copy[0].made ? 0 : 1].form, *b = &job.copy[1].form;
     if (job.pow2 || a->four_over_six || (both && (a->rounding != b->rounding || b->four_over_six))) return QUANTIZE_ANY;
-    if (a->rounding == ROUND_NEAREST) return QUANTIZE_NEAREST;
+    if (!job.plain.absent()) return QUANTIZE_ANY;
+    if (a->rounding == ROUND_NEAREST) return job.partial.absent() ? QUANTIZE_NEAREST : QUANTIZE_ANY;
     return cuda.native_rounding ? QUANTIZE_NATIVE : QUANTIZE_STOCHASTIC;
 }
 
-template <class Source> void launch_wide_tiles(const Source &from, const QuantizeJob &job)
+/* `gradient`: the source may come with sums over rows. */
+template <bool gradient, class Source> void launch_wide_tiles(const Source &from, const QuantizeJob &job)
 {
     constexpr int W = Source::wide;
+    bool sums = gradient && !job.partial.absent();
     switch (quantize_mode(job)) {
     case QUANTIZE_NEAREST:
-        launch_tiles<Source, W, QUANTIZE_NEAREST>(from, job);
+        launch_tiles<Source, W, QUANTIZE_NEAREST, false>(from, job);
         break;
     case QUANTIZE_STOCHASTIC:
-        launch_tiles<Source, W, QUANTIZE_STOCHASTIC>(from, job);
+        if (sums)
+            launch_tiles<Source, W, QUANTIZE_STOCHASTIC, gradient>(from, job);
+        else
+            launch_tiles<Source, W, QUANTIZE_STOCHASTIC, false>(from, job);
         break;
     case QUANTIZE_NATIVE:
-        launch_tiles<Source, W, QUANTIZE_NATIVE>(from, job);
+        if (sums)
+            launch_tiles<Source, W, QUANTIZE_NATIVE, gradient>(from, job);
+        else
+            launch_tiles<Source, W, QUANTIZE_NATIVE, false>(from, job);
         break;
     case QUANTIZE_ANY:
-        launch_tiles<Source, W, QUANTIZE_ANY>(from, job);
+        launch_tiles<Source, W, QUANTIZE_ANY, false>(from, job);
         break;
     }
 }
 
 /* Makes the copies of a job, its plain view and partial sums. `aligned`: the source's tensors and the plain view are.
  * `element` is the same matrix in one part, for shapes that cannot be read `wide` elements at once. */
-template <class Source, class Element>
+template <bool gradient, class Source, class Element>
 void quantize_source(const char *op, const Source &from, const Element &element, bool aligned, const QuantizeJob &job)
 {
     if (!job.rows || !job.part_cols) return;
@@ -588,9 +612,9 @@ void quantize_source(const char *op, const Source &from, const Element &element,
     else if (!job.pow2)
         launch_find_amax<Element, 1>(element, single);
     if (wide)
-        launch_wide_tiles(from, job);
+        launch_wide_tiles<gradient>(from, job);
     else
-        launch_tiles<Element, 1, QUANTIZE_ANY>(element, single);
+        launch_tiles<Element, 1, QUANTIZE_ANY, false>(element, single);
     cuda_check(cudaGetLastError(), op);
     quantize_finish(op, wide ? job : single, wide ? Source::parts : 1);
 }

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(BLOCK) quantize_squares(Matrix<const T> m, Squ
         for (int k = 0; k < 2; k++) {
 #pragma unroll
             for (int i = 0; i < 16; i++) x[k][i] = f32_mul(f32_mul(x[k][i], factor), stochastic ? 0x1p-14f : 1.0f);
-            encode(code[k], x[k], stochastic ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, job.random.seed, job.random.step,
+            encode(code[k], x[k], stochastic ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, job.random.key, job.random.step,
                    (uint32_t)(job.random.row0 + r0 + g + 8 * k), (uint32_t)(c / 16), q.place);
         }
     }
