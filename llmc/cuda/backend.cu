@@ -133,6 +133,7 @@ static void cuda_view_place(View *v, unsigned view, int64_t rows, int64_t cols, 
 
 static void cuda_begin_step(const Step *step)
 {
+    cuda.seed = step->seed;
     cuda_copy_in(step_field(offsetof(DeviceStep, step)), step, sizeof *step);
 }
 

@@ -141,8 +141,8 @@ static void add_outputs(QuantizeJob *job, const Targets &to, Tensor dbias)
     if (dbias.data) job->partial = cuda.partial;
 }
 
-/* Makes all views that were asked for of an operand, and dbias += the sums over rows, where it is not absent. */
-template <class Source, class Element>
+/* Makes all views that were asked for of an operand, and, if it is a gradient, dbias += the sums over rows, where it is not absent. */
+template <bool gradient, class Source, class Element>
 static void make_operand(const char *op, const Source &from, const Element &element, Operand *o, unsigned views,
                          const Targets &to, bool aligned, int64_t part_cols, QuantizePlace place, Tensor dbias)
 {
@@ -152,7 +152,7 @@ static void make_operand(const char *op, const Source &from, const Element &elem
     }
     QuantizeJob job = quantize_job(o, views, place, o->rows, part_cols);
     add_outputs(&job, to, dbias);
-    quantize_source(op, from, element, aligned && to.aligned, job);
+    quantize_source<gradient>(op, from, element, aligned && to.aligned, job);
     if (dbias.data && o->rows) cuda_add_partial_sums(dbias, ceil_div(o->rows, SUM_ROWS), 0);
 }
 
@@ -169,7 +169,7 @@ void quantize_tensor(const char *op, Operand *o, Tensor x, unsigned views, const
                      Tensor dbias)
 {
     BY_DTYPE(x.dtype, T, TensorSource<T> from{matrix<const T>(x)};
-             make_operand(op, from, from, o, views, to, is_aligned(x), x.cols, place, dbias));
+             make_operand<true>(op, from, from, o, views, to, is_aligned(x), x.cols, place, dbias));
 }
 
 void find_amax_of_tensor(const char *op, const QuantizeJob &job, Tensor x)
@@ -197,7 +197,7 @@ void cuda_operand_from_norm(Operand *o, Tensor x, Tensor stats, const Norm *norm
     Matrix<const float> s = matrix<const float>(stats);
     if (x.dtype == DTYPE_BF16) {
         NormSource<bf16> from{matrix<const bf16>(x), s, gain, bias};
-        make_operand(op, from, from, o, views, to, aligned, o->cols, step_place(o), Tensor{});
+        make_operand<false>(op, from, from, o, views, to, aligned, o->cols, step_place(o), Tensor{});
     } else {
         NormSource<float> from{matrix<const float>(x), s, gain, bias};
         make_plain(op, from, o, views, to, aligned, o->cols, Tensor{});
@@ -211,7 +211,7 @@ template <Activation f> static void from_activation(Operand *o, Tensor h, unsign
     bool aligned = is_aligned(h) && is_aligned(tensor_cols(h, o->cols, 1));
     if (h.dtype == DTYPE_BF16) {
         ActivationSource<bf16, f> from{matrix<const bf16>(h), o->cols};
-        make_operand(op, from, from, o, views, to, aligned, o->cols, step_place(o), Tensor{});
+        make_operand<false>(op, from, from, o, views, to, aligned, o->cols, step_place(o), Tensor{});
     } else {
         ActivationSource<float, f> from{matrix<const float>(h), o->cols};
         make_plain(op, from, o, views, to, aligned, o->cols, Tensor{});
@@ -255,7 +255,7 @@ template <Activation f> static void from_activation_backward(Operand *dh, Tensor
     for (int i = 0; i < to.count; i++) aligned = aligned && F * (to.to[i].half ? 2 : 4) % 16 == 0;
     if (du.dtype == DTYPE_BF16) {
         ActivationGradientSource<bf16, f> from{matrix<const bf16>(du), matrix<const bf16>(h)};
-        make_operand(op, from, element_of(from), dh, views, to, aligned, F, step_place(dh), dbias);
+        make_operand<true>(op, from, element_of(from), dh, views, to, aligned, F, step_place(dh), dbias);
     } else {
         ActivationGradientSource<float, f> from{matrix<const float>(du), matrix<const float>(h)};
         make_plain(op, from, dh, views, to, aligned, F, dbias);

@@ -54,6 +54,19 @@ __device__ inline float reciprocal(float x)
 #endif
 }
 
+/* The same where the exponent of x is between -126 and 125, or x is 0: then NaN. The sequence that nvcc makes of
+ * __frcp_rn for these x, without its branch for others. */
+__device__ inline float reciprocal_normal(float x)
+{
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return fmaf(r, -fmaf(x, r, -1.0f), r);
+#else
+    return x == 0 ? f32_from_bits(0x7fc00000u) : 1.0f / x;
+#endif
+}
+
 /* ---- pairs of floats: one instruction from sm_100 on, two before; each half rounded as by itself ---- */
 
 typedef struct {
@@ -229,9 +242,13 @@ __device__ inline uint32_t f16x2_clamp(uint32_t x, uint32_t limit)
 {
 #ifdef __CUDA_ARCH__
     uint32_t r;
+#if __CUDA_ARCH__ >= 860
+    asm("min.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(limit)); /* the smaller magnitude, x's sign */
+#else
     asm("{ .reg .b32 t; min.f16x2 t, %1, %2; max.f16x2 %0, t, %3; }"
         : "=r"(r)
         : "r"(x), "r"(limit), "r"(limit | 0x80008000u));
+#endif
     return r;
 #else
     uint32_t r = 0;

@@ -66,7 +66,7 @@ QuantizeJob quantize_job(const Operand *o, unsigned views, QuantizePlace place, 
     }
     job.rows = rows, job.part_cols = part_cols;
     if (place.of_step) job.step = cuda.step;
-    job.random = RandomPlace{place.seed, place.row0, place.step};
+    job.random = random_place(place.of_step ? cuda.seed : place.seed, place.step, place.row0);
     job.seen = space.seen, job.scale = space.scale, job.tile_base = space.tile_base;
     return job;
 }

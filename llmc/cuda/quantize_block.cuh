@@ -53,59 +53,101 @@ __device__ inline float e4m3_value(uint32_t scale) /* of a positive one: as FP32
     return f32_mul(f32_from_bits(scale << 20), 0x1p120f);
 }
 
-/* The factor on the block's values. *kept: the E4M3 byte, or in pow2 mode the 11 bits that wait. */
+/* The factor on the block's values under an E4M3 scale: min(1 / (scale x decode), FLT_MAX). Tiny products are taken 2^64
+ * times as large, and the result 2^64 times, so that reciprocals are of normal numbers; a scale of 0 gives FLT_MAX. */
+__device__ inline float encode_factor(uint32_t scale, float decode)
+{
+    float up = decode < 0x1p-64f ? 0x1p64f : 1.0f;
+    float product = f32_mul(f32_mul(e4m3_value(scale), decode), up);
+    return fminf(f32_mul(reciprocal_normal(product), up), NVFP4_FLT_MAX);
+}
+
+/* In pow2 mode: the factor, and in *kept the 11 bits that wait. */
+__device__ inline float encode_factor_pow2(uint32_t *kept, float amax)
+{
+    uint32_t bits = f32_bits(fminf(f32_mul(amax, 1.0f / 6.0f), 0x1.ep127f));
+    bits = bits + 0x7ffffu + (bits >> 20 & 1);
+    *kept = bits >> 20;
+    return fminf(reciprocal(f32_from_bits(bits & 0xfff00000u)), NVFP4_FLT_MAX);
+}
+
+/* The factor; *kept: the E4M3 byte, or in pow2 mode the 11 bits that wait. */
 __device__ inline float block_encode(uint32_t *kept, float amax, const Nvfp4Scale &tensor, float headroom, bool pow2)
 {
-    float value;
     amax = f32_mul(amax, headroom);
-    if (pow2) {
-        uint32_t bits = f32_bits(fminf(f32_mul(amax, 1.0f / 6.0f), 0x1.ep127f));
-        bits = bits + 0x7ffffu + (bits >> 20 & 1);
-        *kept = bits >> 20;
-        value = f32_from_bits(bits & 0xfff00000u);
-    } else {
-        *kept = e4m3_nearest(f32_mul(amax, tensor.multiplier)); /* Inf saturates as FLT_MAX does */
-        value = f32_mul(e4m3_value(*kept), tensor.decode);
-    }
-    return fminf(reciprocal(value), NVFP4_FLT_MAX);
+    if (pow2) return encode_factor_pow2(kept, amax);
+    *kept = e4m3_nearest(f32_mul(amax, tensor.multiplier)); /* Inf saturates as FLT_MAX does */
+    return encode_factor(*kept, tensor.decode);
 }
 
 /* ---- codes ---- */
 
-/* Eight codes; the random bytes of elements 0..3 in `low`, of 4..7 in `high`. Halves j and j + 4 share a word. */
-__device__ inline uint32_t e2m1x8_stochastic(const float x[8], uint32_t low, uint32_t high)
+/* Two halves with 8 random bits each added below E2M1's: bits 9-11 are the code, bit 15 the sign. */
+__device__ inline uint32_t e2m1_halves(float low, float high, uint32_t random)
 {
     const uint32_t six = 0x0e000e00u; /* 6 2^-14 as a half */
-    uint32_t r01 = choose_bytes(low, high, 0x5410), r23 = choose_bytes(low, high, 0x7632), t[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        F32x2 y = f32x2_mul(F32x2{x[j], x[j + 4]}, F32x2{0x1p-14f, 0x1p-14f});
-        uint32_t random = (j < 2 ? r01 : r23) >> 8 * (j % 2) & 0x00ff00ffu;
-        t[j] = f16x2_clamp(f16x2_cut(y.a, y.b), six) + 2 * random;
-    }
-    return (t[0] >> 9 & 0x00070007u) | (t[1] >> 5 & 0x00700070u) | (t[2] >> 1 & 0x07000700u) |
-           (t[3] << 3 & 0x70007000u) | (t[0] >> 12 & 0x00080008u) | (t[1] >> 8 & 0x00800080u) |
-           (t[2] >> 4 & 0x08000800u) | (t[3] & 0x80008000u);
+    return f16x2_clamp(f16x2_cut(low, high), six) + 2 * (random & 0x00ff00ffu);
+}
+
+/* Code and sign of four halves into the low nibbles of four bytes; the high ones mean nothing. */
+__device__ inline uint32_t e2m1_nibbles(uint32_t first, uint32_t second)
+{
+    uint32_t upper = choose_bytes(first, second, 0x7531); /* of each: sign, 3 zeros, code, 1 bit */
+    return (upper >> 1 & 0x07070707u) | (upper >> 4 & ~0x07070707u);
+}
+
+/* Eight codes of x 2^14; the random bytes of elements 0..3 in `low`, of 4..7 in `high`. */
+__device__ inline uint32_t e2m1x8_stochastic(const float x[8], uint32_t low, uint32_t high)
+{
+    uint32_t even = e2m1_nibbles(e2m1_halves(x[0], x[2], low), e2m1_halves(x[4], x[6], high));
+    uint32_t odd = e2m1_nibbles(e2m1_halves(x[1], x[3], low >> 8), e2m1_halves(x[5], x[7], high >> 8));
+    return (even & 0x0f0f0f0fu) | (odd << 4 & ~0x0f0f0f0fu);
 }
 
 typedef enum { QUANTIZE_NEAREST, QUANTIZE_STOCHASTIC, QUANTIZE_NATIVE, QUANTIZE_ANY } QuantizeMode;
 
-typedef struct { /* where random bits come from */
-    uint64_t seed;
+typedef struct {                    /* where random bits come from */
+    alignas(16) uint32_t key[7][2]; /* of the rounds of Philox: as an argument of the kernel they cost no instruction */
     int64_t row0;
     uint32_t step;
 } RandomPlace;
 
-/* Codes of y: word 0 of elements 0..7. */
-__device__ inline void encode(uint32_t (&code)[2], const float (&y)[16], QuantizeMode mode, const RandomPlace &random,
-                              uint32_t row, uint32_t block, uint32_t place)
+inline RandomPlace random_place(uint64_t seed, uint32_t step, int64_t row0)
+{
+    RandomPlace place = {{}, row0, step};
+    for (uint32_t round = 0; round < 7; round++) {
+        place.key[round][0] = (uint32_t)seed + round * 0x9E3779B9u;
+        place.key[round][1] = (uint32_t)(seed >> 32) + round * 0xBB67AE85u;
+    }
+    return place;
+}
+
+/* philox_draw with these keys. */
+__device__ inline Philox draw_at(const uint32_t (&key)[7][2], uint32_t row, uint32_t block, uint32_t step,
+                                 uint32_t place)
+{
+    uint32_t c0 = row, c1 = block, c2 = step, c3 = place;
+#pragma unroll
+    for (int round = 0; round < 7; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ key[round][0];
+        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ key[round][1];
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+    }
+    return Philox{{c0, c1, c2, c3}};
+}
+
+/* Codes of y, which with QUANTIZE_STOCHASTIC is 2^-14 of what it stands for: word 0 of elements 0..7. */
+__device__ inline void encode(uint32_t (&code)[2], const float (&y)[16], QuantizeMode mode, const uint32_t (&key)[7][2],
+                              uint32_t step, uint32_t row, uint32_t block, uint32_t place)
 {
     if (mode == QUANTIZE_NEAREST) {
         code[0] = e2m1x8_nearest(y);
         code[1] = e2m1x8_nearest(y + 8);
         return;
     }
-    Philox draw = philox_draw(random.seed, row, block, random.step, place >> 16, place >> 8 & 0xff, 0);
+    Philox draw = draw_at(key, row, block, step, place);
     if (mode == QUANTIZE_NATIVE) {
         code[0] = e2m1x8_native(y, draw.word[0], draw.word[1]);
         code[1] = e2m1x8_native(y + 8, draw.word[2], draw.word[3]);
@@ -153,12 +195,9 @@ __device__ inline void rht16(F32x2 (&x)[16])
         }
 }
 
-/* 16 words of two columns, transformed and rounded. */
-__device__ inline void rht16_words(uint32_t (&word)[16])
+/* The words of x, transformed and rounded. */
+__device__ inline void rht16_rounded(uint32_t (&word)[16], F32x2 (&x)[16])
 {
-    F32x2 x[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) x[i] = both_halves(word[i]);
     rht16(x);
 #pragma unroll
     for (int i = 0; i < 16; i++) word[i] = bf16x2(x[i].a, x[i].b);

@@ -28,14 +28,14 @@
 
 /* 16 columns of one row from c on, as words of two BF16; zeros beyond the matrix. */
 template <class Source, int W> struct BlockLoader {
-    static constexpr int parts = Source::parts;
-    typename Source::template Columns<W> columns[16 / W];
+    static constexpr int parts = Source::parts, kept = W > 1 ? 16 / W : 1; /* columns of single elements are not kept */
+    typename Source::template Columns<W> columns[kept];
 
     __device__ BlockLoader(const Source &from, int64_t c, int64_t part_cols)
     {
 #pragma unroll
-        for (int i = 0; i < 16 / W; i++) {
-            if (c + i * W >= part_cols) continue;
+        for (int i = 0; i < kept; i++) {
+            if (W == 1 || c >= part_cols) continue;
             ASSUME(c + i * W + W <= from.part_cols());
             columns[i] = from.template columns<W>(c + i * W);
         }
@@ -47,7 +47,10 @@ template <class Source, int W> struct BlockLoader {
         for (int i = 0; i < 16; i += W) {
             float part[parts][W] = {};
             ASSUME(W == 1 || c + i + W <= from.part_cols());
-            if (W > 1 || c + i < part_cols) from.template load<W>(part, r, c + i, columns[i / W]);
+            if (W > 1)
+                from.template load<W>(part, r, c + i, columns[i / W % kept]);
+            else if (c + i < part_cols)
+                from.template load<W>(part, r, c + i, from.template columns<W>(c + i));
 #pragma unroll
             for (int p = 0; p < parts; p++)
 #pragma unroll
@@ -76,13 +79,14 @@ template <> struct BlockLoader<TensorSource<bf16>, 8> {
 /* ---- a tile in shared memory ---- */
 
 typedef struct {
-    uint4 tile[TILE * 16];         /* 16-byte chunks of rows; chunk j of a row at j ^ (j / 8) */
-    uint4 codes[TILE * 4];         /* by columns: 64 bytes each, chunks stirred too */
-    uint16_t kept[2][TILE_SCALES]; /* block scales, or what waits for them, in the order of two scale tiles */
-    float sums[TILE / 32][TILE];   /* of 32 rows */
+    uint4 tile[TILE * 16]; /* 16-byte chunks of rows; chunk j of a row at j ^ (j / 8) */
+    uint4 codes[TILE * 4]; /* by columns: 64 bytes each, chunks stirred too */
+    alignas(
+        16) uint16_t kept[2][TILE_SCALES]; /* block scales, or what waits for them, in the order of two scale tiles */
+    float sums[TILE / 32][TILE];           /* of 32 rows */
     DeviceScale scale[2];
-    RandomPlace random;
-    uint32_t seen[4], largest[2];
+    int64_t row0; /* Philox */
+    uint32_t step, seen[4], largest[2];
 } TileShared;
 
 /* Place of a scale within the two scale tiles of one copy. */
@@ -97,6 +101,11 @@ template <int parts> __device__ inline int64_t column_of(const QuantizeJob &job,
     return column_in_tile / WIDTH * job.part_cols + c0 + column_in_tile % WIDTH;
 }
 
+template <QuantizeMode mode, bool SUMS> __device__ inline bool has_sums(const QuantizeJob &job)
+{
+    return SUMS || (mode == QUANTIZE_ANY && !job.partial.absent());
+}
+
 /* Before anything is quantized, by one thread: the scales, and where random bits come from. */
 __device__ inline void set_up_tile(TileShared *s, const QuantizeJob &job, bool random)
 {
@@ -106,36 +115,37 @@ __device__ inline void set_up_tile(TileShared *s, const QuantizeJob &job, bool r
     for (int i = 0; i < 2; i++)
         if (job.copy[i].made && !job.pow2) s->scale[i] = load_struct(gmem<const DeviceScale>(job.scale.p + i));
     if (!random) return;
-    s->random = job.random;
+    s->row0 = job.random.row0;
+    s->step = job.random.step;
     if (job.step.absent()) return;
     const char *step = (const char *)job.step.p;
-    s->random.seed = gmem<const uint64_t>((void *)(step + offsetof(DeviceStep, step.seed))).ld(0);
-    s->random.step = gmem<const uint32_t>((void *)(step + offsetof(DeviceStep, step.step))).ld(0);
-    s->random.row0 += gmem<const int64_t>((void *)(step + offsetof(DeviceStep, row0))).ld(0);
+    s->step = gmem<const uint32_t>((void *)(step + offsetof(DeviceStep, step.step))).ld(0);
+    s->row0 += gmem<const int64_t>((void *)(step + offsetof(DeviceStep, row0))).ld(0);
 }
 
 /* Codes and the scale, or what waits for it, of one block: y are its 16 values. */
 template <QuantizeMode mode>
 __device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pair)[8], float amax,
-                                          const QuantizeJob &job, int copy, const Nvfp4Scale &tensor,
-                                          const RandomPlace &random, uint32_t row, uint32_t block)
+                                          const QuantizeJob &job, int copy, const Nvfp4Scale &tensor, uint32_t step,
+                                          uint32_t row, uint32_t block)
 {
     const QuantizeCopy &q = job.copy[copy];
     uint32_t kept;
     float y[16];
     float factor = block_encode(&kept, amax, tensor, q.form.headroom, mode == QUANTIZE_ANY && job.pow2);
+    bool stochastic = mode == QUANTIZE_STOCHASTIC || (mode == QUANTIZE_ANY && q.form.rounding == ROUND_STOCHASTIC);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         F32x2 scaled = f32x2_mul(pair[i], F32x2{factor, factor});
+        if (stochastic) scaled = f32x2_mul(scaled, F32x2{0x1p-14f, 0x1p-14f});
         y[2 * i] = scaled.a, y[2 * i + 1] = scaled.b;
     }
     if (mode != QUANTIZE_ANY) {
-        encode(code, y, mode, random, row, block, q.place);
+        encode(code, y, mode, job.random.key, step, row, block, q.place);
         return kept;
     }
     if (!q.form.four_over_six) {
-        encode(code, y, q.form.rounding == ROUND_STOCHASTIC ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, random, row,
-               block, q.place);
+        encode(code, y, stochastic ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, job.random.key, step, row, block, q.place);
         return kept;
     }
     uint8_t six, four;
@@ -149,14 +159,15 @@ __device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pai
     return four;
 }
 
-/* One block of the row copy, from its words. */
+/* One block of the row copy, from its words: its codes; the scale goes to its place in the tile. */
 template <QuantizeMode mode>
-__device__ inline void quantize_row_block(TileShared *s, Seen *seen, const uint32_t (&word)[8], const QuantizeJob &job,
-                                          int tile_row, int tile_block, int64_t r, int64_t c)
+__device__ inline Pack<uint32_t, 2> quantize_row_block(TileShared *s, Seen *seen, const uint32_t (&word)[8],
+                                                       const QuantizeJob &job, const Nvfp4Scale &tensor, uint32_t step,
+                                                       int kept_at, uint32_t row, uint32_t block)
 {
-    const QuantizeCopy &q = job.copy[0];
     uint32_t larger = 0, nan = 0, code[2];
     F32x2 pair[8];
+    Pack<uint32_t, 2> words;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         larger = bf16x2_larger(larger, word[i]);
@@ -165,14 +176,10 @@ __device__ inline void quantize_row_block(TileShared *s, Seen *seen, const uint3
     }
     float amax = larger_half(larger);
     if (mode == QUANTIZE_ANY) see(seen, amax, nan);
-    uint32_t kept = quantize_block<mode>(code, pair, amax, job, 0, s->scale[0].tensor, s->random,
-                                         (uint32_t)(s->random.row0 + r), (uint32_t)(c / 16));
-    s->kept[0][kept_place(tile_row, tile_block)] = (uint16_t)kept;
-    if (r < job.rows && c / 8 < q.ld_words) {
-        Pack<uint32_t, 2> words;
-        words.v[0] = code[0], words.v[1] = code[1];
-        q.codes.template st_pack<2>(r * q.ld_words + c / 8, words);
-    }
+    s->kept[0][kept_at] = (uint16_t)quantize_block<mode>(code, pair, amax, job, 0, s->scale[0].tensor, s->step, row,
+                                                         block);
+    words.v[0] = code[0], words.v[1] = code[1];
+    return words;
 }
 
 /* ---- rows ---- */
@@ -183,48 +190,95 @@ __device__ inline void store_plain(const QuantizeJob &job, const uint32_t (&word
     bf16 x[16];
     memcpy(x, word, sizeof x);
     gmem<bf16> to = job.plain + (r * job.plain_ld + c);
-    if (W > 1) {
+    if constexpr (W > 1) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             Pack<bf16, 8> pack;
             memcpy(&pack, word + 4 * i, sizeof pack);
             to.template st_pack<8>(8 * i, pack);
         }
-        return;
+    } else {
+        for (int i = 0; i < 16 && c + i < job.part_cols; i++) to.st(i, x[i]);
     }
-    for (int i = 0; i < 16 && c + i < job.part_cols; i++) to.st(i, x[i]);
 }
 
-template <class Source, int W, QuantizeMode mode>
+/* What a thread does with rows: blocks of 16 columns, ROUNDS of them ROWS apart, in every part of the source. */
+template <int parts_> struct RowPass {
+    static constexpr int parts = parts_, BLOCKS = 8 / parts, ROWS = BLOCK / BLOCKS, ROUNDS = TILE / ROWS;
+    int64_t r0, c;      /* first row of the tile; first column of the block, in its part */
+    int first, row_end; /* rows in the tile */
+    int block;
+    bool inside; /* the block has columns of the matrix */
+
+    __device__ RowPass(const QuantizeJob &job, int64_t r0_, int64_t c0)
+    {
+        block = (int)threadIdx.x % BLOCKS, first = (int)threadIdx.x / BLOCKS;
+        r0 = r0_, c = c0 + 16 * block;
+        row_end = job.rows - r0 < TILE ? (int)(job.rows - r0) : TILE;
+        inside = c < job.part_cols;
+    }
+    __device__ bool has_row(int round) const { return first + round * ROWS < row_end; }
+};
+
+template <int parts>
+__device__ inline void keep_tile(TileShared *s, const RowPass<parts> &p, const uint32_t (&word)[4 / parts][parts][8])
+{
+#pragma unroll
+    for (int i = 0; i < p.ROUNDS; i++)
+#pragma unroll
+        for (int part = 0; part < parts; part++) {
+            int row = p.first + i * p.ROWS, tile_block = part * p.BLOCKS + p.block, stir = tile_block / 4;
+            const uint32_t *w = word[i][part];
+            s->tile[row * 16 + (2 * tile_block ^ stir)] = make_uint4(w[0], w[1], w[2], w[3]);
+            s->tile[row * 16 + ((2 * tile_block + 1) ^ stir)] = make_uint4(w[4], w[5], w[6], w[7]);
+        }
+}
+
+template <QuantizeMode mode, int parts>
+__device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJob &job, const RowPass<parts> &p,
+                                     const uint32_t (&word)[4 / parts][parts][8])
+{
+    const QuantizeCopy &q = job.copy[0];
+    uint32_t row0 = (uint32_t)(s->row0 + p.r0) + (uint32_t)p.first, step = s->step;
+    const Nvfp4Scale tensor = s->scale[0].tensor; /* in registers: stores to shared memory leave them alone */
+#pragma unroll
+    for (int part = 0; part < parts; part++) {
+        int64_t column = part * job.part_cols + p.c;
+        bool stores = column / 8 < q.ld_words && (parts == 1 || p.inside);
+        gmem<uint32_t> to = q.codes + ((p.r0 + p.first) * q.ld_words + column / 8);
+#pragma unroll
+        for (int i = 0; i < p.ROUNDS; i++) {
+            int kept_at = kept_place(p.first + i * p.ROWS, part * p.BLOCKS + p.block);
+            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word[i][part], job, tensor, step, kept_at,
+                                                               row0 + i * p.ROWS, (uint32_t)(column / 16));
+            if (stores && p.has_row(i)) to.template st_pack<2>(i * p.ROWS * q.ld_words, words);
+        }
+    }
+}
+
+template <class Source, int W, QuantizeMode mode, bool SUMS>
 __device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &from, const QuantizeJob &job, int64_t r0,
                                      int64_t c0)
 {
-    constexpr int parts = Source::parts, BLOCKS = 8 / parts, ROWS = BLOCK / BLOCKS, ROUNDS = TILE / ROWS;
-    int block = (int)threadIdx.x % BLOCKS, first = (int)threadIdx.x / BLOCKS;
-    int64_t c = c0 + 16 * block;
-    BlockLoader<Source, W> loader(from, c, job.part_cols);
-    uint32_t word[ROUNDS][parts][8] = {};
+    constexpr int parts = Source::parts;
+    RowPass<parts> p(job, r0, c0);
+    BlockLoader<Source, W> loader(from, p.c, job.part_cols);
+    uint32_t word[4 / parts][parts][8] = {};
 #pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-        int64_t r = r0 + first + i * ROWS;
-        if (r < job.rows && c < job.part_cols) loader.load(word[i], from, r, c, job.part_cols);
-    }
+    for (int i = 0; i < p.ROUNDS; i++)
+        if (p.inside && p.has_row(i)) loader.load(word[i], from, r0 + p.first + i * p.ROWS, p.c, job.part_cols);
     if (threadIdx.x == 0) set_up_tile(s, job, mode != QUANTIZE_NEAREST);
     __syncthreads();
+    if (job.copy[1].made || has_sums<mode, SUMS>(job)) keep_tile<parts>(s, p, word);
+    if (mode == QUANTIZE_ANY && !job.plain.absent() && p.inside) {
 #pragma unroll
-    for (int i = 0; i < ROUNDS; i++)
+        for (int i = 0; i < p.ROUNDS; i++)
 #pragma unroll
-        for (int part = 0; part < parts; part++) {
-            int row = first + i * ROWS, tile_block = part * BLOCKS + block, stir = tile_block / 4;
-            int64_t r = r0 + row, column = part * job.part_cols + c;
-            const uint32_t *w = word[i][part];
-            if (job.copy[1].made || !job.partial.absent()) {
-                s->tile[row * 16 + (2 * tile_block ^ stir)] = make_uint4(w[0], w[1], w[2], w[3]);
-                s->tile[row * 16 + ((2 * tile_block + 1) ^ stir)] = make_uint4(w[4], w[5], w[6], w[7]);
-            }
-            if (!job.plain.absent() && r < job.rows && c < job.part_cols) store_plain<W>(job, word[i][part], r, column);
-            if (job.copy[0].made) quantize_row_block<mode>(s, seen, word[i][part], job, row, tile_block, r, column);
-        }
+            for (int part = 0; part < parts; part++)
+                if (p.has_row(i))
+                    store_plain<W>(job, word[i][part], r0 + p.first + i * p.ROWS, part * job.part_cols + p.c);
+    }
+    if (job.copy[0].made) make_row_copy<mode, parts>(s, seen, job, p, word);
 }
 
 /* ---- columns ---- */
@@ -239,14 +293,14 @@ __device__ inline void tile_columns(uint32_t (&word)[16], const TileShared *s, i
 }
 
 /* One block each of two columns, from their words. */
-template <QuantizeMode mode, int parts>
-__device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_t (&code)[2][2], uint32_t (&word)[16],
-                                              const QuantizeJob &job, int pair, int tile_block, int64_t r0, int64_t c0)
+template <QuantizeMode mode>
+__device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_t (&code)[2][2],
+                                              const uint32_t (&word)[16], const QuantizeJob &job,
+                                              const Nvfp4Scale &tensor, uint32_t step, int kept_at, uint32_t column,
+                                              uint32_t block)
 {
-    const QuantizeCopy &q = job.copy[1];
     uint32_t larger = 0, nan = 0;
     F32x2 x[2][8];
-    if (q.rht) rht16_words(word);
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         larger = bf16x2_larger(larger, word[i]);
@@ -259,42 +313,46 @@ __device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_
         x[1][i] = F32x2{even.b, odd.b};
     }
     F32x2 amax = both_halves(larger & 0x7fff7fffu);
-    int64_t r = r0 + 16 * tile_block;
 #pragma unroll
     for (int k = 0; k < 2; k++) {
         float most = fmaxf(k ? amax.b : amax.a, 0.0f); /* all NaN: 0 */
         if (mode == QUANTIZE_ANY) see(seen, most, nan);
-        uint32_t column = (uint32_t)column_of<parts>(job, c0, 2 * pair + k);
-        uint32_t kept = quantize_block<mode>(code[k], x[k], most, job, 1, s->scale[1].tensor, s->random, column,
-                                             (uint32_t)((s->random.row0 + r) / 16));
-        s->kept[1][kept_place(2 * pair + k, tile_block)] = (uint16_t)kept;
-        if (r >= job.rows) code[k][0] = code[k][1] = 0; /* a transform leaves minus zeros */
+        s->kept[1][kept_at + 16 * k] = (uint16_t)quantize_block<mode>(code[k], x[k], most, job, 1, tensor, step,
+                                                                      column + k, block);
     }
 }
 
-template <QuantizeMode mode, int parts>
+template <QuantizeMode mode, bool SUMS, int parts>
 __device__ inline void quantize_columns(TileShared *s, Seen *seen, const QuantizeJob &job, int64_t r0, int64_t c0)
 {
     int pair = (int)threadIdx.x % 64, quarter = (int)threadIdx.x / 64;
-    uint32_t code[2][2][2]; /* [block][column] */
+    int row_end = job.rows - r0 < TILE ? (int)(job.rows - r0) : TILE;
+    uint32_t column = (uint32_t)column_of<parts>(job, c0, 2 * pair), block0 = (uint32_t)((s->row0 + r0) / 16);
+    const Nvfp4Scale tensor = s->scale[1].tensor;
+    uint32_t step = s->step;
+    bool sums = has_sums<mode, SUMS>(job), made = job.copy[1].made, rht = job.copy[1].rht;
+    uint32_t code[2][2][2] = {}; /* [block][column] */
     F32x2 sum = {0, 0};
 #pragma unroll
     for (int b = 0; b < 2; b++) {
         int tile_block = 2 * quarter + b;
         uint32_t word[16];
+        F32x2 x[16];
         tile_columns(word, s, pair, 16 * tile_block);
-        if (!job.partial.absent()) {
 #pragma unroll
-            for (int i = 0; i < 16; i++) sum = f32x2_add(sum, both_halves(word[i]));
+        for (int i = 0; i < 16; i++) x[i] = both_halves(word[i]);
+        if (sums) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) sum = f32x2_add(sum, x[i]);
         }
-        if (job.copy[1].made)
-            quantize_column_blocks<mode, parts>(s, seen, code[b], word, job, pair, tile_block, r0, c0);
+        if (rht) rht16_rounded(word, x);
+        if (made)
+            quantize_column_blocks<mode>(s, seen, code[b], word, job, tensor, step, kept_place(2 * pair, tile_block),
+                                         column, block0 + (uint32_t)tile_block);
+        if (16 * tile_block >= row_end) /* a transform leaves minus zeros */
+            code[b][0][0] = code[b][0][1] = code[b][1][0] = code[b][1][1] = 0;
     }
-    if (!job.partial.absent()) {
-        s->sums[quarter][2 * pair] = sum.a;
-        s->sums[quarter][2 * pair + 1] = sum.b;
-    }
-    if (!job.copy[1].made) return;
+    if (sums) *(F32x2 *)&s->sums[quarter][2 * pair] = sum;
 #pragma unroll
     for (int k = 0; k < 2; k++)
         s->codes[pair * 8 + ((k * 4 + quarter) ^ pair % 8)] = make_uint4(code[0][k][0], code[0][k][1], code[1][k][0],
@@ -320,12 +378,15 @@ __device__ inline void store_column_codes(const TileShared *s, const QuantizeJob
 }
 
 /* Four scales that are next to each other, as bytes: E4M3, or 11 bits less a base, where what is below it is 0. */
-__device__ inline uint32_t scale_word(const uint16_t *kept, uint32_t base)
+__device__ inline uint32_t scale_word(uint32_t low, uint32_t high, uint32_t base)
 {
-    uint32_t word = 0;
+    if (base) {
+        uint32_t kept[4] = {low & 0xffff, low >> 16, high & 0xffff, high >> 16}, word = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) word |= (kept[i] > base ? kept[i] - base : 0u) << 8 * i;
-    return word;
+        for (int i = 0; i < 4; i++) word |= (kept[i] > base ? kept[i] - base : 0u) << 8 * i;
+        return word;
+    }
+    return choose_bytes(low, high, 0x6420);
 }
 
 /* The largest of what waits becomes 255: 32 powers of two lie below, E4M3 knows 18. */
@@ -338,10 +399,11 @@ __device__ inline void store_scales(const TileShared *s, const QuantizeJob &job,
 {
     const QuantizeCopy &q = job.copy[copy];
     int half = i / 32, row = i % 32;
-    const uint16_t *kept = s->kept[copy] + i * 16;
+    const uint4 *kept = (const uint4 *)(s->kept[copy] + i * 16);
+    uint4 low = kept[0], high = kept[1];
     Pack<uint32_t, 4> words;
-#pragma unroll
-    for (int k = 0; k < 4; k++) words.v[k] = scale_word(kept + 4 * k, base);
+    words.v[0] = scale_word(low.x, low.y, base), words.v[1] = scale_word(low.z, low.w, base);
+    words.v[2] = scale_word(high.x, high.y, base), words.v[3] = scale_word(high.z, high.w, base);
     int64_t tile_row = r0 / TILE, tile_col = column_of<parts>(job, c0, 64 * half) / 64;
     bool inside = c0 + (parts == 1 ? 64 * half : 0) < job.part_cols;
     if (copy) {
@@ -349,17 +411,17 @@ __device__ inline void store_scales(const TileShared *s, const QuantizeJob &job,
         tile_row = c0 / TILE, tile_col = r0 / 64 + half;
     }
     if (!inside) return;
-    if (copy == 0 || parts == 1) {
+    if constexpr (copy == 0 || parts == 1) {
         q.scales.template st_pack<4>((tile_row * q.scale_tiles + tile_col) * 128 + row * 4, words);
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int part = 0; part < 2; part++) { /* 64 columns each, in tiles of 128 */
-        int64_t column = part * job.part_cols + c0;
-        Pack<uint32_t, 2> two;
-        two.v[0] = words.v[2 * part], two.v[1] = words.v[2 * part + 1];
-        q.scales.template st_pack<2>((column / TILE * q.scale_tiles + tile_col) * 128 + row * 4 + column % TILE / 32,
-                                     two);
+        for (int part = 0; part < 2; part++) { /* 64 columns each, in tiles of 128 */
+            int64_t column = part * job.part_cols + c0;
+            Pack<uint32_t, 2> two;
+            two.v[0] = words.v[2 * part], two.v[1] = words.v[2 * part + 1];
+            q.scales.template st_pack<2>(
+                (column / TILE * q.scale_tiles + tile_col) * 128 + row * 4 + column % TILE / 32, two);
+        }
     }
 }
 
@@ -383,7 +445,7 @@ __device__ inline void find_largest(TileShared *s, int copy)
     atomicMax(&s->largest[copy], largest);
 }
 
-template <class Source, int W, QuantizeMode mode>
+template <class Source, int W, QuantizeMode mode, bool SUMS>
 __global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJob job)
 {
     constexpr int parts = Source::parts;
@@ -391,9 +453,9 @@ __global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJ
     TileShared *s = &shared;
     int64_t r0 = (int64_t)blockIdx.y * TILE, c0 = (int64_t)blockIdx.x * (TILE / parts);
     Seen seen[2] = {};
-    quantize_rows<Source, W, mode>(s, &seen[0], from, job, r0, c0);
+    quantize_rows<Source, W, mode, SUMS>(s, &seen[0], from, job, r0, c0);
     __syncthreads();
-    if (job.copy[1].made || !job.partial.absent()) quantize_columns<mode, parts>(s, &seen[1], job, r0, c0);
+    if (job.copy[1].made || has_sums<mode, SUMS>(job)) quantize_columns<mode, SUMS, parts>(s, &seen[1], job, r0, c0);
     __syncthreads();
     uint32_t base[2] = {0, 0};
     if (mode == QUANTIZE_ANY && job.pow2) {
@@ -411,13 +473,14 @@ __global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJ
     if (threadIdx.x / 64 == 1 && job.copy[1].made)
         store_scales<parts, 1>(s, job, (int)threadIdx.x - 64, base[1], r0, c0);
     if (job.copy[1].made) store_column_codes<parts>(s, job, r0, c0);
-    if (!job.partial.absent()) store_sums<parts>(s, job, r0, c0);
+    if (has_sums<mode, SUMS>(job)) store_sums<parts>(s, job, r0, c0);
     if (mode == QUANTIZE_ANY && job.pow2) publish_block(job, seen, s->seen);
 }
 
 /* ---- magnitudes ---- */
 
-template <class Source> constexpr int amax_width = Source::wide / Source::parts;
+/* Twice as wide would spill registers. */
+template <class Source> constexpr int amax_width = Source::wide / (2 * Source::parts);
 
 /* 16 rows of words of one part: what both copies see. */
 template <int WORDS>
@@ -437,7 +500,10 @@ __device__ inline void see_columns(Seen (&seen)[2], const uint32_t (&word)[16][W
             see(&seen[1], larger_half(larger), nan);
             continue;
         }
-        rht16_words(column);
+        F32x2 x[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++) x[i] = both_halves(column[i]);
+        rht16_rounded(column, x);
         larger = nan = 0;
 #pragma unroll
         for (int i = 0; i < 16; i++) {
@@ -487,10 +553,11 @@ template <class Source, int W> void launch_find_amax(const Source &from, const Q
     find_amax<Source, W><<<blocks_for_warps(warps), BLOCK, 0, cuda.stream>>>(from, job, (uint32_t)chunks);
 }
 
-template <class Source, int W, QuantizeMode mode> void launch_tiles(const Source &from, const QuantizeJob &job)
+template <class Source, int W, QuantizeMode mode, bool SUMS>
+void launch_tiles(const Source &from, const QuantizeJob &job)
 {
     dim3 grid((unsigned)ceil_div(job.part_cols, TILE / Source::parts), (unsigned)ceil_div(job.rows, TILE));
-    quantize_tile<Source, W, mode><<<grid, BLOCK, 0, cuda.stream>>>(from, job);
+    quantize_tile<Source, W, mode, SUMS><<<grid, BLOCK, 0, cuda.stream>>>(from, job);
 }
 
 /* The mode that serves all copies of a job: one that is compiled for it, or the one that asks at run time. */
@@ -499,32 +566,41 @@ inline QuantizeMode quantize_mode(const QuantizeJob &job)
     bool both = job.copy[0].made && job.copy[1].made;
     const Nvfp4Form *a = &job.copy[job.copy[0].made ? 0 : 1].form, *b = &job.copy[1].form;
     if (job.pow2 || a->four_over_six || (both && (a->rounding != b->rounding || b->four_over_six))) return QUANTIZE_ANY;
-    if (a->rounding == ROUND_NEAREST) return QUANTIZE_NEAREST;
+    if (!job.plain.absent()) return QUANTIZE_ANY;
+    if (a->rounding == ROUND_NEAREST) return job.partial.absent() ? QUANTIZE_NEAREST : QUANTIZE_ANY;
     return cuda.native_rounding ? QUANTIZE_NATIVE : QUANTIZE_STOCHASTIC;
 }
 
-template <class Source> void launch_wide_tiles(const Source &from, const QuantizeJob &job)
+/* `gradient`: the source may come with sums over rows. */
+template <bool gradient, class Source> void launch_wide_tiles(const Source &from, const QuantizeJob &job)
 {
     constexpr int W = Source::wide;
+    bool sums = gradient && !job.partial.absent();
     switch (quantize_mode(job)) {
     case QUANTIZE_NEAREST:
-        launch_tiles<Source, W, QUANTIZE_NEAREST>(from, job);
+        launch_tiles<Source, W, QUANTIZE_NEAREST, false>(from, job);
         break;
     case QUANTIZE_STOCHASTIC:
-        launch_tiles<Source, W, QUANTIZE_STOCHASTIC>(from, job);
+        if (sums)
+            launch_tiles<Source, W, QUANTIZE_STOCHASTIC, gradient>(from, job);
+        else
+            launch_tiles<Source, W, QUANTIZE_STOCHASTIC, false>(from, job);
         break;
     case QUANTIZE_NATIVE:
-        launch_tiles<Source, W, QUANTIZE_NATIVE>(from, job);
+        if (sums)
+            launch_tiles<Source, W, QUANTIZE_NATIVE, gradient>(from, job);
+        else
+            launch_tiles<Source, W, QUANTIZE_NATIVE, false>(from, job);
         break;
     case QUANTIZE_ANY:
-        launch_tiles<Source, W, QUANTIZE_ANY>(from, job);
+        launch_tiles<Source, W, QUANTIZE_ANY, false>(from, job);
         break;
     }
 }
 
 /* Makes the copies of a job, its plain view and partial sums. `aligned`: the source's tensors and the plain view are.
  * `element` is the same matrix in one part, for shapes that cannot be read `wide` elements at once. */
-template <class Source, class Element>
+template <bool gradient, class Source, class Element>
 void quantize_source(const char *op, const Source &from, const Element &element, bool aligned, const QuantizeJob &job)
 {
     if (!job.rows || !job.part_cols) return;
@@ -536,9 +612,9 @@ void quantize_source(const char *op, const Source &from, const Element &element,
     else if (!job.pow2)
         launch_find_amax<Element, 1>(element, single);
     if (wide)
-        launch_wide_tiles(from, job);
+        launch_wide_tiles<gradient>(from, job);
     else
-        launch_tiles<Element, 1, QUANTIZE_ANY>(element, single);
+        launch_tiles<Element, 1, QUANTIZE_ANY, false>(element, single);
     cuda_check(cudaGetLastError(), op);
     quantize_finish(op, wide ? job : single, wide ? Source::parts : 1);
 }

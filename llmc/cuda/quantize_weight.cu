@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(BLOCK) quantize_squares(Matrix<const T> m, Squ
     Nvfp4Scale tensor = load_struct(gmem<const DeviceScale>(job.scale.p)).tensor;
     float x[2][16], amax = 0, factor;
     uint32_t code[2][2], scale;
+    bool stochastic = q.form.rounding == ROUND_STOCHASTIC;
 #pragma unroll
     for (int k = 0; k < 2; k++) {
         load_16<T, W>(x[k], m, r0 + g + 8 * k, c);
@@ -86,9 +87,9 @@ __global__ void __launch_bounds__(BLOCK) quantize_squares(Matrix<const T> m, Squ
 #pragma unroll
         for (int k = 0; k < 2; k++) {
 #pragma unroll
-            for (int i = 0; i < 16; i++) x[k][i] = f32_mul(x[k][i], factor);
-            encode(code[k], x[k], q.form.rounding == ROUND_STOCHASTIC ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST,
-                   job.random, (uint32_t)(job.random.row0 + r0 + g + 8 * k), (uint32_t)(c / 16), q.place);
+            for (int i = 0; i < 16; i++) x[k][i] = f32_mul(f32_mul(x[k][i], factor), stochastic ? 0x1p-14f : 1.0f);
+            encode(code[k], x[k], stochastic ? QUANTIZE_STOCHASTIC : QUANTIZE_NEAREST, job.random.key, job.random.step,
+                   (uint32_t)(job.random.row0 + r0 + g + 8 * k), (uint32_t)(c / 16), q.place);
         }
     }
     if (r0 >= m.rows) return;
