@@ -118,7 +118,7 @@ CPU_CUDA  := $(BUILD)/cuda_on_cpu
 CXXFLAGS  := -std=c++17 $(OPTIMIZE) -g -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -Wno-unknown-pragmas -Wno-pass-failed $(filter -fopenmp,$(CFLAGS)) $(EXTRA_CFLAGS)
 CPU_CUDA_FLAGS = $(CXXFLAGS) -DCUDA_ON_CPU -Illmc -Idev/cuda_on_cpu -isystem $(CUDA_HOME)/include $(NCCL_FLAGS)
 CPU_CUDA_LIBRARY := $(patsubst dev/cuda_on_cpu/%.cpp,$(CPU_CUDA)/%.o,$(filter-out $(if $(NCCL_FLAGS),,%/nccl.cpp %/nccl_run.cpp),$(wildcard dev/cuda_on_cpu/*.cpp)))
-CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/cuda/%.o,$(CUDA_SOURCES)) $(if $(NCCL_FLAGS),$(CPU_CUDA)/comm_nccl.o)
+CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/filtered/%.o,$(CUDA_SOURCES)) $(if $(NCCL_FLAGS),$(CPU_CUDA)/filtered/comm_nccl.o)
 
 .PHONY: all test test-all test-asan bench check clean help tests skipped fat prebuilt
 all: train_gpt skipped ## build train_gpt
@@ -209,15 +209,16 @@ $(CPU_CUDA)/%.o: dev/cuda_on_cpu/%.cpp $(CPU_CUDA)/flags
 	@mkdir -p $(@D)
 	@$(CXX) $(CPU_CUDA_FLAGS) $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_FLAGS))) -MMD -MP -c $< -o $@
 
-$(CPU_CUDA)/comm_nccl.o: llmc/comm_nccl.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
-	@mkdir -p $(@D)
-	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
-	@$(CXX) $(CPU_CUDA_FLAGS) -iquote $(<D) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
-
-$(CPU_CUDA)/cuda/%.o: llmc/cuda/%.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
-	@mkdir -p $(@D)
-	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
-	@$(CXX) $(CPU_CUDA_FLAGS) -iquote $(<D) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+# A .cu file goes through the filter for launches, then to the C++ compiler.
+define FILTER_RULE
+$(CPU_CUDA)/filtered/%.cpp: $(1)%.cu dev/cuda_on_cpu/launch_filter.py
+	@mkdir -p $$(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $$< $$@ $$(@:.cpp=.filter.d)
+endef
+$(foreach folder,llmc/cuda/ llmc/ dev/bench/ test/ ./,$(eval $(call FILTER_RULE,$(folder))))
+$(CPU_CUDA)/filtered/%.o: $(CPU_CUDA)/filtered/%.cpp $(CPU_CUDA)/flags
+	@$(CXX) $(CPU_CUDA_FLAGS) -iquote llmc/cuda -include cuda_on_cpu.h -MMD -MP -c $< -o $@
+.PRECIOUS: $(CPU_CUDA)/filtered/%.cpp
 
 # The same two, on a CPU.
 $(CPU_CUDA)/cuda_ops: $(CPU_CUDA)/cuda_ops.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS) $(CPU_OBJECTS)
@@ -226,38 +227,24 @@ $(CPU_CUDA)/cuda_ops.o: test/cuda_ops.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@$(CC) $(CPPFLAGS) -Itest -DCUDA_ON_CPU $(CFLAGS) -MMD -MP -c $< -o $@
 # The collectives of comm.h with NCCL, for mpirun; also build/nvcc/ranks_comm, for GPUs.
-$(CPU_CUDA)/ranks_comm: $(CPU_CUDA)/ranks_comm.o $(CPU_CUDA)/staged_comm.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+$(CPU_CUDA)/ranks_comm: $(CPU_CUDA)/ranks_comm.o $(CPU_CUDA)/filtered/staged_comm.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
 	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
 $(BUILD)/nvcc/ranks_comm: $(CPU_CUDA)/ranks_comm.o $(BUILD)/nvcc/staged_comm.o $(NVCC_OBJECTS) $(LIB_OBJECTS)
 	@$(NVLINK)
 $(CPU_CUDA)/ranks_comm.o: test/ranks_comm.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@$(CC) $(CPPFLAGS) -Itest -DCOMM_STAGED $(CFLAGS) -MMD -MP -c $< -o $@
-$(CPU_CUDA)/staged_comm.o: test/staged_comm.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
-	@mkdir -p $(@D)
-	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
-	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
 $(BUILD)/nvcc/staged_comm.o: test/staged_comm.cu $(BUILD)/nvcc/flags
 	@mkdir -p $(@D)
 	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
 
-$(CPU_CUDA)/bench_cuda: $(CPU_CUDA)/bench_cuda.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+$(CPU_CUDA)/bench_cuda: $(CPU_CUDA)/filtered/bench_cuda.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
 	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
-$(CPU_CUDA)/bench_cuda.o: dev/bench/bench_cuda.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
-	@mkdir -p $(@D)
-	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
-	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
-
-$(CPU_CUDA)/train_gpt_nvfp4.o: train_gpt_nvfp4.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
-	@mkdir -p $(@D)
-	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
-	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
-
 $(CPU_CUDA)/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(CXX) $(CPU_CUDA_FLAGS)' | cmp -s - $@ || echo '$(CXX) $(CPU_CUDA_FLAGS)' > $@
 
-train_gpt_nvfp4_cpu: $(if $(CUDA_H),$(CPU_CUDA)/train_gpt_nvfp4.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS),FORCE) ## build the CUDA program for a CPU; needs the CUDA headers
+train_gpt_nvfp4_cpu: $(if $(CUDA_H),$(CPU_CUDA)/filtered/train_gpt_nvfp4.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS),FORCE) ## build the CUDA program for a CPU; needs the CUDA headers
 	@[ -n "$(CUDA_H)" ] || { echo "$@: no CUDA headers in $(CUDA_HOME)/include: see dev/cuda_on_cpu/README.md, or give CUDA_HOME="; exit 1; }
 	@$(CXX) $(CXXFLAGS) $(LDFLAGS) -Wl,-Map=$(CPU_CUDA)/link.map $^ $(LDLIBS) -o $@
 
