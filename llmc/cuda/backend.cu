@@ -37,6 +37,17 @@ void cuda_check(cudaError_t status, const char *what)
         die("%s: CUDA says: %s (%s)", what, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
+/* Compute capability times 10: 90, 100 ... */
+static int capability(void)
+{
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, backend.number);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, backend.number);
+    return 10 * major + minor;
+}
+
+static bool has_fp4(void) { return capability() / 10 == 10 || capability() / 10 == 12; } /* tensor cores for NVFP4 */
+
 /* ---- memory ---- */
 
 static void *cuda_alloc(size_t bytes)
@@ -112,6 +123,9 @@ static void cuda_workspace_set(void *memory, const Need *need)
     int32_t finite = 1;
     lay_out((char *)memory, need);
     cuda.fast_sums = need->fast_sums;
+    cuda.native_rounding = need->native_rounding;
+    if (need->native_rounding && capability() != 100 && capability() != 103)
+        die_usage("native_rounding: only sm_100 (B200) and sm_103 (B300) have the instruction");
     cuda_copy_in(step_field(offsetof(DeviceStep, finite)), &finite, sizeof finite);
 }
 
@@ -173,25 +187,15 @@ static double cuda_peak_flops(DType dtype)
         double bf16, fp32;
     } SHEET[] = {{80, 1024, 64},   {86, 256, 128},   {89, 256, 128}, {90, 2048, 128},
                  {100, 4096, 128}, {103, 4096, 128}, {120, 256, 128}};
-    int major = 0, minor = 0, kilohertz = 0, processors = 0, best = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, backend.number);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, backend.number);
+    int kilohertz = 0, processors = 0, best = 0;
     cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, backend.number);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, backend.number);
     for (int i = 0; i < (int)(sizeof SHEET / sizeof *SHEET); i++)
-        if (SHEET[i].capability <= 10 * major + minor) best = i;
+        if (SHEET[i].capability <= capability()) best = i;
     return 2 * (dtype == DTYPE_BF16 ? SHEET[best].bf16 : SHEET[best].fp32) * processors * kilohertz * 1e3;
 }
 
 /* ---- opening ---- */
-
-/* Tensor cores for NVFP4: compute capability 10 and 12. */
-static bool has_fp4(void)
-{
-    int major = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, backend.number);
-    return major == 10 || major == 12;
-}
 
 void cuda_device(int local_rank, int local_ranks)
 {
