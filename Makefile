@@ -102,7 +102,7 @@ CPU_CUDA_FLAGS = $(CXXFLAGS) -DCUDA_ON_CPU -Illmc -Idev/cuda_on_cpu -isystem $(C
 CPU_CUDA_LIBRARY := $(patsubst dev/cuda_on_cpu/%.cpp,$(CPU_CUDA)/%.o,$(filter-out $(if $(and $(MPI_H),$(NCCL_H)),,%/nccl.cpp %/nccl_run.cpp),$(wildcard dev/cuda_on_cpu/*.cpp)))
 CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/cuda/%.o,$(CUDA_SOURCES))
 
-.PHONY: all test test-all test-asan bench check clean help tests skipped fat prebuilt
+.PHONY: all test test-all test-asan bench bytes check clean help tests skipped fat prebuilt
 all: train_gpt skipped ## build train_gpt
 
 skipped:
@@ -203,6 +203,23 @@ $(CPU_CUDA)/bench_cuda.o: dev/bench/bench_cuda.cu dev/cuda_on_cpu/launch_filter.
 	@mkdir -p $(@D)
 	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
 	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+
+$(CPU_CUDA)/quantize_block: $(CPU_CUDA)/quantize_block.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(CPU_CUDA)/quantize_block.o: test/quantize_block.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
+	@$(CXX) $(CPU_CUDA_FLAGS) -Itest -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+$(CPU_CUDA)/bytes_cuda: $(CPU_CUDA)/bytes_cuda.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(CPU_CUDA)/bytes_cuda.o: dev/bench/bytes_cuda.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
+	@mkdir -p $(@D)
+	@python3 dev/cuda_on_cpu/launch_filter.py $< $(@:.o=.cpp)
+	@$(CXX) $(CPU_CUDA_FLAGS) -include cuda_on_cpu.h -MMD -MP -c $(@:.o=.cpp) -o $@
+
+bytes: $(if $(CUDA_H),$(CPU_CUDA)/bytes_cuda,FORCE) ## count the bytes that the quantizing kernels move; needs the CUDA headers
+	@[ -n "$(CUDA_H)" ] || { echo "$@: no CUDA headers in $(CUDA_HOME)/include: see dev/cuda_on_cpu/README.md, or give CUDA_HOME="; exit 1; }
+	@CUDA_ON_CPU_STATS=1 $(CPU_CUDA)/bytes_cuda 2>/dev/null
 
 $(CPU_CUDA)/train_gpt_nvfp4.o: train_gpt_nvfp4.cu dev/cuda_on_cpu/launch_filter.py $(CPU_CUDA)/flags
 	@mkdir -p $(@D)

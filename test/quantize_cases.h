@@ -12,6 +12,8 @@
 
 #include "ops_cases.h"
 
+static void (*quantize_unpack)(Linear *w); /* of the backend: set by its test */
+
 /* ---- views ---- */
 
 typedef struct { /* where a copy is in host memory */
@@ -352,6 +354,51 @@ static void case_quantize_weight(Run *run)
     need_quantized(run, rows, cols);
     ops(run)->weight_prepare(&w, master, seed, step);
     compare_views(run, &w.weight, &c);
+}
+
+/* By parts, as ranks do: the amax of each, their largest; rows by parts; on a GPU then what is made of all of them. */
+static void pack_by_parts(Run *run, Linear *w, Tensor master, uint64_t seed, uint32_t step)
+{
+    int64_t half = round_up(master.rows / 2, 16), first[3] = {0, half, half}, rows[3] = {half, 0, master.rows - half};
+    Tensor amax = output(run, NULL, DTYPE_FP32, 1, 4);
+    block_of(run, amax)->workspace = true;
+    if (half > master.rows) rows[0] = master.rows, rows[2] = 0;
+    for (int i = 0; i < 3; i++)
+        ops(run)->weight_amax((float *)amax.data + i, tensor_rows(master, min_i64(first[i], master.rows), rows[i]));
+    double largest = 0;
+    for (int i = 0; i < 3; i++) {
+        double x = get(amax, 0, i);
+        largest = isnan(x) || isnan(largest) ? (double)NAN : fmax(x, largest);
+    }
+    put(amax, 0, 3, largest);
+    for (int i = 0; i < 3; i++)
+        ops(run)->weight_pack(w, tensor_rows(master, min_i64(first[i], master.rows), rows[i]), first[i],
+                              (float *)amax.data + 3, seed, step);
+    if (!run->device) return;
+    ops(run);
+    quantize_unpack(w);
+}
+
+static void case_pack_weight(Run *run)
+{
+    int64_t rows = rows_to_quantize(run), cols = cols_to_quantize(run);
+    Linear w = {.weight = random_weight(run, rows, cols, true)};
+    Tensor master = source(run, rows, cols);
+    Compared c = place_views(run, &w.weight, 3);
+    uint64_t seed = random_bits(run);
+    uint32_t step = (uint32_t)pick(run, 0, 1000);
+    WeightPiece piece[WEIGHT_PIECES];
+    need_quantized(run, rows, cols);
+    pack_by_parts(run, &w, master, seed, step);
+    compare_views(run, &w.weight, &c);
+    if (!run->device) return;
+    CHECK(run->ops->weight_pieces(&w, piece) == 2, "pieces of a weight in 16 x 16 blocks");
+    for (int i = 0; i < 2; i++) {
+        size_t units = (size_t)ceil_div(rows, 16);
+        CHECK(piece[i].bytes <= units * piece[i].unit && piece[i].bytes > (units - 1) * piece[i].unit,
+              "piece %d: %ld bytes of %ld", i, (long)piece[i].bytes, (long)piece[i].unit);
+        CHECK(piece[i].data >= (char *)w.weight.row.data, "piece %d is of the view", i);
+    }
 }
 
 #endif

@@ -4,6 +4,7 @@
  *     quantize_squares      from rows of the master: codes by rows and one scale a square
  *     cuda_weight_unpack    from those of the whole weight: the scales in tiles, the codes transposed and their scales
  */
+#include "backend.h"
 #include "quantize.cuh"
 
 static DType plain_dtype(const View *v) { return v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16; }
