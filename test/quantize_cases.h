@@ -179,6 +179,31 @@ static int64_t cols_to_quantize(Run *run)
     return COLS[pick(run, 0, 12)];
 }
 
+/* Statistics are compared as an output: counts, and sums to 12 digits. */
+enum { STATS_LAYERS = 41 };
+static QuantStats measured[STATS_LAYERS * OPERAND_ROLES];
+
+static Tensor measure_from_now(Run *run)
+{
+    memset(measured, 0, sizeof measured);
+    bool asked = !pick(run, 0, 2) && !run->hostile;
+    run->ops->measure(asked ? measured : NULL);
+    return asked ? output(run, "statistics", DTYPE_FP32, 8, 7) : (Tensor){0};
+}
+
+static void put_statistics(Run *run, Tensor to)
+{
+    run->ops->measure(NULL);
+    for (int k = 0, row = 0; to.data && k < STATS_LAYERS * OPERAND_ROLES; k++) {
+        const QuantStats *s = &measured[k];
+        if (!s->elements) continue;
+        double value[7] = {(double)s->elements,    (double)s->zeroed, (double)s->clipped, (double)s->blocks,
+                           (double)s->zero_blocks, s->error2,         s->signal2};
+        for (int i = 0; i < 7; i++) put(to, row, i, value[i]);
+        row++;
+    }
+}
+
 static void begin_random_step(Run *run)
 {
     Step step = {.seed = random_bits(run), .step = (uint32_t)pick(run, 0, 100000)};
@@ -226,7 +251,9 @@ static void case_quantize_tensor(Run *run)
     Compared c = place_views(run, &o, views);
     need_quantized(run, N, C);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_tensor(&o, x, views);
+    put_statistics(run, quant_stats);
     compare_views(run, &o, &c);
 }
 
@@ -241,7 +268,9 @@ static void case_quantize_norm(Run *run)
     Compared c = place_views(run, &o, views);
     need_quantized(run, N, C);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_norm(&o, x, stats, &norm, views);
+    put_statistics(run, quant_stats);
     compare_views(run, &o, &c);
 }
 
@@ -255,7 +284,9 @@ static void case_quantize_activation(Run *run)
     Compared c = place_views(run, &o, views);
     need_quantized(run, N, F);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_activation(&o, h, f, views);
+    put_statistics(run, quant_stats);
     compare_views(run, &o, &c);
 }
 
@@ -293,7 +324,9 @@ static void case_quantize_gradient(Run *run)
     Compared c = place_views(run, &o, 3);
     need_quantized(run, N, C);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_gradient(&o, x, dbias);
+    put_statistics(run, quant_stats);
     compare_views(run, &o, &c);
     check_bias_sums(run, dbias, before, x);
     free(before);
@@ -314,7 +347,9 @@ static void case_quantize_activation_backward(Run *run)
     Compared c = place_views(run, &o, 3);
     need_quantized(run, N, F1);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_activation_backward(&o, du, h, f, dbias);
+    put_statistics(run, quant_stats);
     ops(run)->operand_from_activation_backward(&plain, du, h, f, (Tensor){0});
     compare_views(run, &o, &c);
     check_bias_sums(run, dbias, before, matrix);
@@ -352,7 +387,9 @@ static void case_quantize_weight(Run *run)
     uint64_t seed = random_bits(run);
     uint32_t step = (uint32_t)pick(run, 0, 1000);
     need_quantized(run, rows, cols);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->weight_prepare(&w, master, seed, step);
+    put_statistics(run, quant_stats);
     compare_views(run, &w.weight, &c);
 }
 

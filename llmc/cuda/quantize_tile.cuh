@@ -16,7 +16,7 @@
 #ifndef LLMC_CUDA_QUANTIZE_TILE_CUH
 #define LLMC_CUDA_QUANTIZE_TILE_CUH
 
-#include "quantize.cuh"
+#include "quantize_measure.cuh"
 
 #ifdef __CUDA_ARCH__
 #define ASSUME(condition) __builtin_assume(condition)
@@ -238,7 +238,7 @@ __device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJo
                                      const uint32_t (&word)[4 / parts][parts][8])
 {
     const QuantizeCopy &q = job.copy[0];
-    uint32_t row0 = (uint32_t)(s->row0 + p.r0) + (uint32_t)p.first, step = s->step;
+    uint32_t row0 = (uint32_t)(s->row0 + p.r0) + (uint32_t)p.first;
     const Nvfp4Scale tensor = s->scale[0].tensor; /* in registers: stores to shared memory leave them alone */
 #pragma unroll
     for (int part = 0; part < parts; part++) {
@@ -248,7 +248,7 @@ __device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJo
 #pragma unroll
         for (int i = 0; i < p.ROUNDS; i++) {
             int kept_at = kept_place(p.first + i * p.ROWS, part * p.BLOCKS + p.block);
-            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word[i][part], job, tensor, step, kept_at,
+            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word[i][part], job, tensor, s->step, kept_at,
                                                                row0 + i * p.ROWS, (uint32_t)(column / 16));
             if (stores && p.has_row(i)) to.template st_pack<2>(i * p.ROWS * q.ld_words, words);
         }
@@ -617,6 +617,7 @@ void quantize_source(const char *op, const Source &from, const Element &element,
         launch_tiles<Element, 1, QUANTIZE_ANY, false>(element, single);
     cuda_check(cudaGetLastError(), op);
     quantize_finish(op, wide ? job : single, wide ? Source::parts : 1);
+    measure_copies(element, single);
 }
 
 #endif
