@@ -120,7 +120,7 @@ CPU_CUDA_FLAGS = $(CXXFLAGS) -DCUDA_ON_CPU -Illmc -Idev/cuda_on_cpu -isystem $(C
 CPU_CUDA_LIBRARY := $(patsubst dev/cuda_on_cpu/%.cpp,$(CPU_CUDA)/%.o,$(filter-out $(if $(NCCL_FLAGS),,%/nccl.cpp %/nccl_run.cpp),$(wildcard dev/cuda_on_cpu/*.cpp)))
 CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/filtered/%.o,$(CUDA_SOURCES)) $(if $(NCCL_FLAGS),$(CPU_CUDA)/filtered/comm_nccl.o)
 
-.PHONY: all test test-all test-asan bench check clean help tests skipped fat prebuilt
+.PHONY: all test test-all test-asan bench bytes check clean help tests skipped fat prebuilt
 all: train_gpt skipped ## build train_gpt
 
 skipped:
@@ -217,7 +217,7 @@ $(CPU_CUDA)/filtered/%.cpp: $(1)%.cu dev/cuda_on_cpu/launch_filter.py
 endef
 $(foreach folder,llmc/cuda/ llmc/ dev/bench/ test/ ./,$(eval $(call FILTER_RULE,$(folder))))
 $(CPU_CUDA)/filtered/%.o: $(CPU_CUDA)/filtered/%.cpp $(CPU_CUDA)/flags
-	@$(CXX) $(CPU_CUDA_FLAGS) -iquote llmc/cuda -include cuda_on_cpu.h -MMD -MP -c $< -o $@
+	@$(CXX) $(CPU_CUDA_FLAGS) -iquote llmc/cuda -Itest -include cuda_on_cpu.h -MMD -MP -c $< -o $@
 .PRECIOUS: $(CPU_CUDA)/filtered/%.cpp
 
 # The same two, on a CPU.
@@ -237,6 +237,14 @@ $(CPU_CUDA)/ranks_comm.o: test/ranks_comm.c $(BUILD)/flags
 $(BUILD)/nvcc/staged_comm.o: test/staged_comm.cu $(BUILD)/nvcc/flags
 	@mkdir -p $(@D)
 	@$(NVCC) $(filter-out -Xptxas -v,$(NVFLAGS)) $(GENCODE) -Illmc -MMD -MP -c $< -o $@
+
+$(CPU_CUDA)/quantize_block: $(CPU_CUDA)/filtered/quantize_block.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+$(CPU_CUDA)/bytes_cuda: $(CPU_CUDA)/filtered/bytes_cuda.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
+	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@
+bytes: $(if $(CUDA_H),$(CPU_CUDA)/bytes_cuda,FORCE) ## count the bytes that the quantizing kernels move; needs the CUDA headers
+	@[ -n "$(CUDA_H)" ] || { echo "$@: no CUDA headers in $(CUDA_HOME)/include: see dev/cuda_on_cpu/README.md, or give CUDA_HOME="; exit 1; }
+	@CUDA_ON_CPU_STATS=1 $(CPU_CUDA)/bytes_cuda 2>/dev/null
 
 $(CPU_CUDA)/bench_cuda: $(CPU_CUDA)/filtered/bench_cuda.o $(CPU_CUDA_OBJECTS) $(CPU_CUDA_LIBRARY) $(LIB_OBJECTS)
 	@$(CXX) $(CXXFLAGS) $(LDFLAGS) $^ $(LDLIBS) -o $@

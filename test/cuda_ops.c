@@ -187,6 +187,7 @@ static const CudaCase MORE_CASES[] = {
     {"quantize a gradient", case_quantize_gradient, 40, true, false},
     {"quantize a gradient of an activation", case_quantize_activation_backward, 60, true, false},
     {"quantize a weight", case_quantize_weight, 60, true, false},
+    {"quantize a weight by parts", case_pack_weight, 30, true, false},
     {"qk_norm_rope_forward", case_rope_forward, 18, false, false},
     {"qk_norm_rope_backward", case_rope_backward, 18, false, false},
     {"attention_forward", case_attention_forward, 12, false, true},
@@ -222,6 +223,7 @@ int main(int argc, char **argv)
 {
     asked = argv + (argc > 0);
     harness.open = open_once;
+    quantize_unpack = cuda_weight_unpack;
 #ifndef CUDA_ON_CPU
     harness.guard = HARNESS_GUARD; /* cuda_on_cpu knows where every block ends */
 #endif

@@ -12,6 +12,8 @@
 
 #include "ops_cases.h"
 
+static void (*quantize_unpack)(Linear *w); /* of the backend: set by its test */
+
 /* ---- views ---- */
 
 typedef struct { /* where a copy is in host memory */
@@ -177,6 +179,31 @@ static int64_t cols_to_quantize(Run *run)
     return COLS[pick(run, 0, 12)];
 }
 
+/* Statistics are compared as an output: counts, and sums to 12 digits. */
+enum { STATS_LAYERS = 41 };
+static QuantStats measured[STATS_LAYERS * OPERAND_ROLES];
+
+static Tensor measure_from_now(Run *run)
+{
+    memset(measured, 0, sizeof measured);
+    bool asked = !pick(run, 0, 2) && !run->hostile;
+    run->ops->measure(asked ? measured : NULL);
+    return asked ? output(run, "statistics", DTYPE_FP32, 8, 7) : (Tensor){0};
+}
+
+static void put_statistics(Run *run, Tensor to)
+{
+    run->ops->measure(NULL);
+    for (int k = 0, row = 0; to.data && k < STATS_LAYERS * OPERAND_ROLES; k++) {
+        const QuantStats *s = &measured[k];
+        if (!s->elements) continue;
+        double value[7] = {(double)s->elements,    (double)s->zeroed, (double)s->clipped, (double)s->blocks,
+                           (double)s->zero_blocks, s->error2,         s->signal2};
+        for (int i = 0; i < 7; i++) put(to, row, i, value[i]);
+        row++;
+    }
+}
+
 static void begin_random_step(Run *run)
 {
     Step step = {.seed = random_bits(run), .step = (uint32_t)pick(run, 0, 100000)};
@@ -224,7 +251,9 @@ static void case_quantize_tensor(Run *run)
     Compared c = place_views(run, &o, views);
     need_quantized(run, N, C);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_tensor(&o, x, views);
+    put_statistics(run, quant_stats);
     compare_views(run, &o, &c);
 }
 
@@ -239,7 +268,9 @@ static void case_quantize_norm(Run *run)
     Compared c = place_views(run, &o, views);
     need_quantized(run, N, C);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_norm(&o, x, stats, &norm, views);
+    put_statistics(run, quant_stats);
     compare_views(run, &o, &c);
 }
 
@@ -253,7 +284,9 @@ static void case_quantize_activation(Run *run)
     Compared c = place_views(run, &o, views);
     need_quantized(run, N, F);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_activation(&o, h, f, views);
+    put_statistics(run, quant_stats);
     compare_views(run, &o, &c);
 }
 
@@ -291,7 +324,9 @@ static void case_quantize_gradient(Run *run)
     Compared c = place_views(run, &o, 3);
     need_quantized(run, N, C);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_gradient(&o, x, dbias);
+    put_statistics(run, quant_stats);
     compare_views(run, &o, &c);
     check_bias_sums(run, dbias, before, x);
     free(before);
@@ -312,7 +347,9 @@ static void case_quantize_activation_backward(Run *run)
     Compared c = place_views(run, &o, 3);
     need_quantized(run, N, F1);
     begin_random_step(run);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->operand_from_activation_backward(&o, du, h, f, dbias);
+    put_statistics(run, quant_stats);
     ops(run)->operand_from_activation_backward(&plain, du, h, f, (Tensor){0});
     compare_views(run, &o, &c);
     check_bias_sums(run, dbias, before, matrix);
@@ -350,8 +387,55 @@ static void case_quantize_weight(Run *run)
     uint64_t seed = random_bits(run);
     uint32_t step = (uint32_t)pick(run, 0, 1000);
     need_quantized(run, rows, cols);
+    Tensor quant_stats = measure_from_now(run);
     ops(run)->weight_prepare(&w, master, seed, step);
+    put_statistics(run, quant_stats);
     compare_views(run, &w.weight, &c);
+}
+
+/* By parts, as ranks do: the amax of each, their largest; rows by parts; on a GPU then what is made of all of them. */
+static void pack_by_parts(Run *run, Linear *w, Tensor master, uint64_t seed, uint32_t step)
+{
+    int64_t half = round_up(master.rows / 2, 16), first[3] = {0, half, half}, rows[3] = {half, 0, master.rows - half};
+    Tensor amax = output(run, NULL, DTYPE_FP32, 1, 4);
+    block_of(run, amax)->workspace = true;
+    if (half > master.rows) rows[0] = master.rows, rows[2] = 0;
+    for (int i = 0; i < 3; i++)
+        ops(run)->weight_amax((float *)amax.data + i, tensor_rows(master, min_i64(first[i], master.rows), rows[i]));
+    double largest = 0;
+    for (int i = 0; i < 3; i++) {
+        double x = get(amax, 0, i);
+        largest = isnan(x) || isnan(largest) ? (double)NAN : fmax(x, largest);
+    }
+    put(amax, 0, 3, largest);
+    for (int i = 0; i < 3; i++)
+        ops(run)->weight_pack(w, tensor_rows(master, min_i64(first[i], master.rows), rows[i]), first[i],
+                              (float *)amax.data + 3, seed, step);
+    if (!run->device) return;
+    ops(run);
+    quantize_unpack(w);
+}
+
+static void case_pack_weight(Run *run)
+{
+    int64_t rows = rows_to_quantize(run), cols = cols_to_quantize(run);
+    Linear w = {.weight = random_weight(run, rows, cols, true)};
+    Tensor master = source(run, rows, cols);
+    Compared c = place_views(run, &w.weight, 3);
+    uint64_t seed = random_bits(run);
+    uint32_t step = (uint32_t)pick(run, 0, 1000);
+    WeightPiece piece[WEIGHT_PIECES];
+    need_quantized(run, rows, cols);
+    pack_by_parts(run, &w, master, seed, step);
+    compare_views(run, &w.weight, &c);
+    if (!run->device) return;
+    CHECK(run->ops->weight_pieces(&w, piece) == 2, "pieces of a weight in 16 x 16 blocks");
+    for (int i = 0; i < 2; i++) {
+        size_t units = (size_t)ceil_div(rows, 16);
+        CHECK(piece[i].bytes <= units * piece[i].unit && piece[i].bytes > (units - 1) * piece[i].unit,
+              "piece %d: %ld bytes of %ld", i, (long)piece[i].bytes, (long)piece[i].unit);
+        CHECK(piece[i].data >= (char *)w.weight.row.data, "piece %d is of the view", i);
+    }
 }
 
 #endif

@@ -15,6 +15,9 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error);
 
 const char *cuda_isa(void); /* of the open backend: "sm_90" */
 int cuda_threads(void);
+/* Of a weight in 16 x 16 blocks, from complete codes by rows and block scales, which are what ranks gather
+ * (weight_pieces): the other parts of its memory. */
+void cuda_weight_unpack(Linear *w);
 
 C_END
 #endif

@@ -180,6 +180,11 @@ void find_amax_of_tensor(const char *op, const QuantizeJob &job, Tensor x)
     cuda_check(cudaGetLastError(), op);
 }
 
+void measure_square_tensor(const QuantizeJob &job, Tensor x, const uint8_t *squares)
+{
+    BY_DTYPE(x.dtype, T, measure_one(TensorSource<T>{matrix<const T>(x)}, job, 0, gmem<const uint8_t>(squares)));
+}
+
 /* ---- operations ---- */
 
 void cuda_operand_from_tensor(Operand *o, Tensor x, unsigned views)

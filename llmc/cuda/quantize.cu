@@ -1,7 +1,7 @@
 /* Quantizing: the job that the kernels of quantize_tile.cuh get, its workspace, and the small kernels before and after
  * them.
  */
-#include "quantize.cuh"
+#include "quantize_measure.cuh"
 
 #include <string.h>
 
@@ -10,17 +10,20 @@
 static struct {
     gmem<DeviceSeen> seen;
     gmem<DeviceScale> scale;
+    gmem<uint64_t> stats;
     gmem<uint32_t> tile_base; /* in the workspace */
 } space;
 
 void quantize_open(void)
 {
-    void *seen, *scale;
+    void *seen, *scale, *stats;
     cuda_check(cudaMalloc(&seen, sizeof(DeviceSeen)), "cudaMalloc");
     cuda_check(cudaMalloc(&scale, 2 * sizeof(DeviceScale)), "cudaMalloc");
+    cuda_check(cudaMalloc(&stats, MEASURE_BLOCKS * sizeof(QuantStats)), "cudaMalloc");
     cuda_check(cudaMemsetAsync(seen, 0, sizeof(DeviceSeen), cuda.stream), "quantize_open");
     space.seen = gmem<DeviceSeen>(seen);
     space.scale = gmem<DeviceScale>(scale);
+    space.stats = gmem<uint64_t>(stats);
 }
 
 size_t quantize_workspace_bytes(const Need *need)
@@ -89,28 +92,33 @@ void quantize_scales_from(const QuantizeJob &job, const float *amax)
 
 /* ---- block scales that wait ---- */
 
-/* A thread has 16 bytes of scale tiles: the scales of 4 outer indices, 32 apart, in 4 blocks. Reads and writes 1 byte a
- * block. */
+/* A thread has 16 bytes of scale tiles: the scales of 4 outer indices, 32 apart, in 4 blocks. They waited in one tile of
+ * quantize_tile, or, where columns are of two parts of a source, in two. Reads and writes 1 byte a block. */
 template <int parts, int copy>
 __global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, int64_t pieces)
 {
+    constexpr int BASES = copy && parts == 2 ? 2 : 1;
     const QuantizeCopy &q = job.copy[copy];
     int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, tile = i / 32;
     if (i >= pieces) return;
-    float encode = load_struct(gmem<const DeviceScale>(job.scale.p + copy)).tensor.encode;
+    float encode = gmem<const float>((void *)((char *)(job.scale.p + copy) + offsetof(Nvfp4Scale, encode))).ld(0);
     int64_t tiles_x = ceil_div(job.part_cols, TILE / parts), outer0 = tile / q.scale_tiles * TILE;
     int64_t k0 = tile % q.scale_tiles * 64;
+    uint32_t base[BASES];
+#pragma unroll
+    for (int j = 0; j < BASES; j++) {
+        int64_t row = copy ? k0 : outer0, column = copy ? outer0 + 64 * j : k0;
+        if (parts == 2 && column >= job.part_cols) column -= job.part_cols;
+        base[j] = job.tile_base.ld(2 * (row / TILE * tiles_x + column / (TILE / parts)) + copy);
+    }
     Pack<uint32_t, 4> words = q.scales.template ld_pack<4>(4 * i);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        int64_t row = copy ? k0 : outer0, column = copy ? outer0 + 32 * j : k0;
-        int64_t x = parts == 2 && column >= job.part_cols ? column - job.part_cols : column;
-        int64_t base_at = row / TILE * tiles_x + x / (TILE / parts);
-        uint32_t base = x < job.part_cols ? job.tile_base.ld(2 * base_at + copy) : 0, word = 0;
+        uint32_t word = 0;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             uint32_t byte = words.v[j] >> 8 * k & 0xff;
-            float rounded = f32_from_bits(byte ? (byte + base) << 20 : 0);
+            float rounded = f32_from_bits(byte ? (byte + base[j * BASES / 4]) << 20 : 0);
             word |= e4m3_nearest(f32_mul(rounded, encode)) << 8 * k;
         }
         words.v[j] = word;
@@ -137,4 +145,19 @@ void quantize_finish(const char *op, const QuantizeJob &job, int parts)
         finish_copy<2, 1>(job);
     }
     cuda_check(cudaGetLastError(), op);
+}
+
+/* ---- statistics ---- */
+
+gmem<uint64_t> quantize_stats(void) { return space.stats; }
+
+void quantize_collect_stats(uint32_t place)
+{
+    QuantStats of_block[MEASURE_BLOCKS];
+    int role = (int)(place >> 8 & 0xff) - ROLE_OPERAND;
+    QuantStats *sum = &cuda.measure[(int64_t)(place >> 16) * OPERAND_ROLES + role];
+    cuda_check(cudaMemcpyAsync(of_block, space.stats.p, sizeof of_block, cudaMemcpyDeviceToHost, cuda.stream),
+               "measure");
+    cuda_check(cudaStreamSynchronize(cuda.stream), "measure");
+    for (int i = 0; i < MEASURE_BLOCKS; i++) add_stats(sum, &of_block[i]);
 }

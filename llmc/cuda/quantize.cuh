@@ -57,6 +57,8 @@ typedef struct {
 
 /* ---- memory ---- */
 
+enum { MEASURE_BLOCKS = 64, MEASURE_THREADS = 64 };
+
 void quantize_open(void);                          /* what a process has once */
 size_t quantize_workspace_bytes(const Need *need); /* bases of tiles; 0: nothing is quantized */
 void quantize_workspace_set(void *memory);
@@ -80,6 +82,9 @@ void quantize_finish(const char *op, const QuantizeJob &job, int parts);
 void quantize_tensor(const char *op, Operand *o, Tensor x, unsigned views, const Targets &to, QuantizePlace place,
                      Tensor dbias);
 void find_amax_of_tensor(const char *op, const QuantizeJob &job, Tensor x);
+void measure_square_tensor(const QuantizeJob &job, Tensor x, const uint8_t *squares); /* with its block scales */
+gmem<uint64_t> quantize_stats(void);         /* where measuring blocks leave theirs */
+void quantize_collect_stats(uint32_t place); /* adds them to the caller's (cuda.measure) */
 
 /* ---- the last block of a kernel makes the tensor's scales ---- */
 

@@ -16,7 +16,7 @@
 #ifndef LLMC_CUDA_QUANTIZE_TILE_CUH
 #define LLMC_CUDA_QUANTIZE_TILE_CUH
 
-#include "quantize.cuh"
+#include "quantize_measure.cuh"
 
 #ifdef __CUDA_ARCH__
 #define ASSUME(condition) __builtin_assume(condition)
@@ -176,8 +176,7 @@ __device__ inline Pack<uint32_t, 2> quantize_row_block(TileShared *s, Seen *seen
     }
     float amax = larger_half(larger);
     if (mode == QUANTIZE_ANY) see(seen, amax, nan);
-    s->kept[0][kept_at] = (uint16_t)quantize_block<mode>(code, pair, amax, job, 0, s->scale[0].tensor, s->step, row,
-                                                         block);
+    s->kept[0][kept_at] = (uint16_t)quantize_block<mode>(code, pair, amax, job, 0, tensor, step, row, block);
     words.v[0] = code[0], words.v[1] = code[1];
     return words;
 }
@@ -239,7 +238,7 @@ __device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJo
                                      const uint32_t (&word)[4 / parts][parts][8])
 {
     const QuantizeCopy &q = job.copy[0];
-    uint32_t row0 = (uint32_t)(s->row0 + p.r0) + (uint32_t)p.first, step = s->step;
+    uint32_t row0 = (uint32_t)(s->row0 + p.r0) + (uint32_t)p.first;
     const Nvfp4Scale tensor = s->scale[0].tensor; /* in registers: stores to shared memory leave them alone */
 #pragma unroll
     for (int part = 0; part < parts; part++) {
@@ -249,7 +248,7 @@ __device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJo
 #pragma unroll
         for (int i = 0; i < p.ROUNDS; i++) {
             int kept_at = kept_place(p.first + i * p.ROWS, part * p.BLOCKS + p.block);
-            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word[i][part], job, tensor, step, kept_at,
+            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word[i][part], job, tensor, s->step, kept_at,
                                                                row0 + i * p.ROWS, (uint32_t)(column / 16));
             if (stores && p.has_row(i)) to.template st_pack<2>(i * p.ROWS * q.ld_words, words);
         }
@@ -331,7 +330,7 @@ __device__ inline void quantize_columns(TileShared *s, Seen *seen, const Quantiz
     const Nvfp4Scale tensor = s->scale[1].tensor;
     uint32_t step = s->step;
     bool sums = has_sums<mode, SUMS>(job), made = job.copy[1].made, rht = job.copy[1].rht;
-    uint32_t code[2][2][2] = {}; /* [block][column] */
+    uint32_t code[2][2][2]; /* [block][column] */
     F32x2 sum = {0, 0};
 #pragma unroll
     for (int b = 0; b < 2; b++) {
@@ -346,13 +345,14 @@ __device__ inline void quantize_columns(TileShared *s, Seen *seen, const Quantiz
             for (int i = 0; i < 16; i++) sum = f32x2_add(sum, x[i]);
         }
         if (rht) rht16_rounded(word, x);
-        if (made)
-            quantize_column_blocks<mode>(s, seen, code[b], word, job, tensor, step, kept_place(2 * pair, tile_block),
-                                         column, block0 + (uint32_t)tile_block);
+        if (!made) continue;
+        quantize_column_blocks<mode>(s, seen, code[b], word, job, tensor, step, kept_place(2 * pair, tile_block),
+                                     column, block0 + (uint32_t)tile_block);
         if (16 * tile_block >= row_end) /* a transform leaves minus zeros */
             code[b][0][0] = code[b][0][1] = code[b][1][0] = code[b][1][1] = 0;
     }
     if (sums) *(F32x2 *)&s->sums[quarter][2 * pair] = sum;
+    if (!made) return;
 #pragma unroll
     for (int k = 0; k < 2; k++)
         s->codes[pair * 8 + ((k * 4 + quarter) ^ pair % 8)] = make_uint4(code[0][k][0], code[0][k][1], code[1][k][0],
@@ -617,6 +617,7 @@ void quantize_source(const char *op, const Source &from, const Element &element,
         launch_tiles<Element, 1, QUANTIZE_ANY, false>(element, single);
     cuda_check(cudaGetLastError(), op);
     quantize_finish(op, wide ? job : single, wide ? Source::parts : 1);
+    measure_copies(element, single);
 }
 
 #endif

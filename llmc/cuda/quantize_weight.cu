@@ -4,6 +4,7 @@
  *     quantize_squares      from rows of the master: codes by rows and one scale a square
  *     cuda_weight_unpack    from those of the whole weight: the scales in tiles, the codes transposed and their scales
  */
+#include "backend.h"
 #include "quantize.cuh"
 
 static DType plain_dtype(const View *v) { return v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16; }
@@ -180,6 +181,10 @@ static void quantize_square_rows(const Linear *w, const QuantizeJob &job, Tensor
                       quantize_squares<T, W><<<blocks_for_warps(warps), BLOCK, 0, cuda.stream>>>(
                           matrix<const T>(rows), square, (uint32_t)chunks)));
     cuda_check(cudaGetLastError(), "weight in 16 x 16 blocks");
+    if (!cuda.measure) return;
+    QuantizeJob part = job;
+    part.copy[0].codes = square.copy.codes;
+    measure_square_tensor(part, rows, square.square_scales.p);
 }
 
 void cuda_weight_unpack(Linear *w)
