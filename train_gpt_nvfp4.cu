@@ -13,17 +13,19 @@
 #include "cuda/backend.h"
 #include "program.h"
 
-#ifndef LLMC_NCCL
-static void comm_nccl_open(Comm *comm)
+static void open_collectives(Comm *comm)
 {
-    die("started as one of %d ranks, but built without NCCL: install its headers (nccl.h) and library and build again, "
+#ifdef LLMC_NCCL
+    comm_nccl_open(comm);
+#else
+    die("started as one of %d ranks, but built without NCCL: install its header (nccl.h) and library and build again, "
         "or start without mpirun",
         comm->ranks);
-}
 #endif
+}
 
 int main(int argc, char **argv)
 {
-    static const Backend BACKEND = {cuda_open, cuda_isa, cuda_threads, cuda_device, comm_nccl_open};
+    static const Backend BACKEND = {cuda_open, cuda_isa, cuda_threads, cuda_device, open_collectives};
     return program_main(argc, argv, &BACKEND);
 }

@@ -156,7 +156,7 @@ static void *watch(void *unused)
             die("step %lld, %s: no end for %g s (hang_timeout_s); see whether the processes of all ranks are still "
                 "there",
                 (long long)k.step, k.name, k.hang_timeout_s);
-        if (!told && still > 0.5 && k.stopping && k.stopping()) { /* a launcher kills a second or so later */
+        if (!told && still > 0.1 && k.stopping && k.stopping()) { /* a launcher kills a second or so later */
             warn("step %lld, %s: told to stop while it waits for the other ranks", (long long)k.step, k.name);
             told = true;
         }
