@@ -21,7 +21,7 @@ declare -A MODEL=(
 documents "$scratch/train.bin" 60 150
 documents "$scratch/val.bin" 5 90
 options() { # options ARCH
-    echo "${MODEL[$1]} --precision nvfp4 --layers 3 --seq_len 32 --batch 1 --global_batch_tokens 64 --steps ${steps:-20} --lr 1e-3 --warmup_steps 4
+    echo "${MODEL[$1]} --precision nvfp4 --layers 3 --seq_len 32 --batch 1 --global_batch_tokens 64 --steps ${steps:-20} --lr 5e-4 --warmup_steps 4
         --train_data $scratch/train.bin --val_data $scratch/val.bin --val_every 5 --val_batches 2 --checkpoint_every 5 --hash_every 0"
 }
 relative() { # relative RUN REFERENCE KEY: differences of all lines that have the key in both
