@@ -272,8 +272,9 @@ static cublasStatus_t check_device(const Problem &p)
     if (is_fp4(p.a.type) && !blocks) lacks = "FP4";
     if (p.desc.a_mode && !blocks) lacks = "scales per block";
     if (lacks) return refuse(CUBLAS_STATUS_ARCH_MISMATCH, "compute capability %d.%d has no %s", major, minor, lacks);
-    UNSUPPORTED_IF(is_fp4(p.a.type) && p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS && capability >= 110,
-                   "BIAS with FP4 is reported to be refused beyond compute capability 10 (CUDALibrarySamples issue 303)");
+    UNSUPPORTED_IF(
+        is_fp4(p.a.type) && p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS && capability >= 110,
+        "BIAS with FP4 is reported to be refused beyond compute capability 10 (CUDALibrarySamples issue 303)");
     UNSUPPORTED_IF(is_fp8(p.a.type) && !any_layout && (!p.transposed_a || p.transposed_b),
                    "FP8 on compute capability %d.%d needs A transposed, B not", major, minor);
     return CUBLAS_STATUS_SUCCESS;

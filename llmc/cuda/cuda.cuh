@@ -25,7 +25,7 @@ typedef struct { /* in device memory: what changes from step to step, so that la
 typedef struct {
     cudaStream_t stream;
     gmem<const DeviceStep> step;
-    uint64_t seed; /* of the step; one for a whole run, so launches may have it as an argument */
+    uint64_t seed;         /* of the step; one for a whole run, so launches may have it as an argument */
     gmem<float> partial;   /* [ceil(N / SUM_ROWS)][2][cols]: partial sums over tokens */
     gmem<int32_t> sorted;  /* [Vp + 1 + N]: embedding_backward's counting sort */
     gmem<float> attention; /* [N, NH]: attention_backward's row sums */
