@@ -216,8 +216,8 @@ void quantize_tensor(const char *op, Operand *o, Tensor x, unsigned views, const
 
 void find_amax_of_tensor(const char *op, const QuantizeJob &job, Tensor x)
 {
-    BY_DTYPE(x.dtype, T, TensorSource<T> from{matrix<const T>(x)};
-             if (is_aligned(x) && x.cols % 16 == 0) launch_find_amax<TensorSource<T>, 16 / sizeof(T)>(from, job);
+    BY_DTYPE(x.dtype, T, TensorSource<T> from{matrix<const T>(x)}; if (is_aligned(x) && x.cols % 16 == 0)
+                 launch_find_amax<TensorSource<T>, amax_width<TensorSource<T>>>(from, job);
              else launch_find_amax<TensorSource<T>, 1>(from, job));
     cuda_check(cudaGetLastError(), op);
 }

@@ -24,6 +24,13 @@
 #define ASSUME(condition) (void)0
 #endif
 
+/* Blocks a multiprocessor: three leave 80 registers a thread, a few too little where FP32 has no pairs. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
+enum { TILE_BLOCKS = 2 };
+#else
+enum { TILE_BLOCKS = 3 };
+#endif
+
 /* ---- loading ---- */
 
 /* 16 columns of one row from c on, as words of two BF16; zeros beyond the matrix. */
@@ -466,7 +473,7 @@ __device__ inline void find_largest(TileShared *s, int copy)
 }
 
 template <class Source, int W, QuantizeMode mode, bool SUMS>
-__global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJob job)
+__global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from, QuantizeJob job)
 {
     constexpr int parts = Source::parts;
     __shared__ TileShared shared;
