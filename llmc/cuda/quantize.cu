@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, in
     int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, tile = i / 32;
     if (i >= pieces) return;
     float encode = gmem<const float>((void *)((char *)(job.scale.p + copy) + offsetof(Nvfp4Scale, encode))).ld(0);
-    int64_t tiles_x = ceil_div(job.part_cols, TILE / parts), outer0 = tile / q.scale_tiles * TILE;
+    int64_t tiles_x = (job.part_cols + TILE / parts - 1) / (TILE / parts), outer0 = tile / q.scale_tiles * TILE;
     int64_t k0 = tile % q.scale_tiles * 64;
     uint32_t base[BASES];
 #pragma unroll

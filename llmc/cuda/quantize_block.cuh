@@ -17,6 +17,8 @@
 #include "../philox.h"
 #include "rows.cuh"
 
+__device__ inline int64_t blocks_of(int64_t k) { return (k + 15) / 16; }
+
 /* ---- words of two BF16 ---- */
 
 __device__ inline F32x2 both_halves(uint32_t word)
@@ -71,10 +73,9 @@ __device__ inline float encode_factor_pow2(uint32_t *kept, float amax)
     return fminf(reciprocal(f32_from_bits(bits & 0xfff00000u)), NVFP4_FLT_MAX);
 }
 
-/* The factor; *kept: the E4M3 byte, or in pow2 mode the 11 bits that wait. */
-__device__ inline float block_encode(uint32_t *kept, float amax, const Nvfp4Scale &tensor, float headroom, bool pow2)
+/* The factor, from an amax with its headroom; *kept: the E4M3 byte, or in pow2 mode the 11 bits that wait. */
+__device__ inline float block_encode(uint32_t *kept, float amax, const Nvfp4Scale &tensor, bool pow2)
 {
-    amax = f32_mul(amax, headroom);
     if (pow2) return encode_factor_pow2(kept, amax);
     *kept = e4m3_nearest(f32_mul(amax, tensor.multiplier)); /* Inf saturates as FLT_MAX does */
     return encode_factor(*kept, tensor.decode);

@@ -36,7 +36,7 @@ __device__ inline void measure_block(QuantStats *s, const Source &from, const Me
                                      int64_t outer, int64_t block)
 {
     const Nvfp4Form *form = &job.copy.form;
-    int64_t blocks = ceil_div(job.copy.K, 16), n = job.copy.K - 16 * block < 16 ? job.copy.K - 16 * block : 16;
+    int64_t blocks = blocks_of(job.copy.K), n = job.copy.K - 16 * block < 16 ? job.copy.K - 16 * block : 16;
     float x[16], amax = 0, encode;
     for (int i = 0; i < 16; i++)
         x[i] = job.col ? element_at(from, job, 16 * block + i, outer) : element_at(from, job, outer, 16 * block + i);
@@ -83,7 +83,7 @@ template <class Source> __global__ void __launch_bounds__(MEASURE_THREADS) measu
 {
     __shared__ QuantStats stats[MEASURE_THREADS];
     Nvfp4Scale tensor = load_struct(job.scale).tensor;
-    int64_t blocks = ceil_div(job.copy.K, 16), all = job.copy.outer * blocks;
+    int64_t blocks = blocks_of(job.copy.K), all = job.copy.outer * blocks;
     QuantStats mine = {};
     for (int64_t i = (int64_t)blockIdx.x * MEASURE_THREADS + threadIdx.x; i < all;
          i += MEASURE_BLOCKS * MEASURE_THREADS)

@@ -24,6 +24,13 @@
 #define ASSUME(condition) (void)0
 #endif
 
+/* Blocks a multiprocessor: three leave 80 registers a thread, a few too little where FP32 has no pairs. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
+enum { TILE_BLOCKS = 2 };
+#else
+enum { TILE_BLOCKS = 3 };
+#endif
+
 /* ---- loading ---- */
 
 /* 16 columns of one row from c on, as words of two BF16; zeros beyond the matrix. */
@@ -132,7 +139,8 @@ __device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pai
     const QuantizeCopy &q = job.copy[copy];
     uint32_t kept;
     float y[16];
-    float factor = block_encode(&kept, amax, tensor, q.form.headroom, mode == QUANTIZE_ANY && job.pow2);
+    float factor = block_encode(&kept, mode == QUANTIZE_ANY ? f32_mul(amax, q.form.headroom) : amax, tensor,
+                                mode == QUANTIZE_ANY && job.pow2);
     bool stochastic = mode == QUANTIZE_STOCHASTIC || (mode == QUANTIZE_ANY && q.form.rounding == ROUND_STOCHASTIC);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -219,23 +227,39 @@ template <int parts_> struct RowPass {
     __device__ bool has_row(int round) const { return first + round * ROWS < row_end; }
 };
 
+/* Where the 16 bytes of half a block are in the tile. */
+template <int parts> __device__ inline int chunk_of(const RowPass<parts> &p, int round, int part, int half)
+{
+    int tile_block = part * p.BLOCKS + p.block;
+    return (p.first + round * p.ROWS) * 16 + ((2 * tile_block + half) ^ tile_block / 4);
+}
+
 template <int parts>
 __device__ inline void keep_tile(TileShared *s, const RowPass<parts> &p, const uint32_t (&word)[4 / parts][parts][8])
 {
 #pragma unroll
     for (int i = 0; i < p.ROUNDS; i++)
 #pragma unroll
-        for (int part = 0; part < parts; part++) {
-            int row = p.first + i * p.ROWS, tile_block = part * p.BLOCKS + p.block, stir = tile_block / 4;
-            const uint32_t *w = word[i][part];
-            s->tile[row * 16 + (2 * tile_block ^ stir)] = make_uint4(w[0], w[1], w[2], w[3]);
-            s->tile[row * 16 + ((2 * tile_block + 1) ^ stir)] = make_uint4(w[4], w[5], w[6], w[7]);
-        }
+        for (int part = 0; part < parts; part++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint32_t *w = word[i][part] + 4 * half;
+                s->tile[chunk_of<parts>(p, i, part, half)] = make_uint4(w[0], w[1], w[2], w[3]);
+            }
+}
+
+template <int parts>
+__device__ inline void load_kept(uint32_t (&word)[8], const TileShared *s, const RowPass<parts> &p, int round, int part)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint4 v = s->tile[chunk_of<parts>(p, round, part, half)];
+        word[4 * half] = v.x, word[4 * half + 1] = v.y, word[4 * half + 2] = v.z, word[4 * half + 3] = v.w;
+    }
 }
 
 template <QuantizeMode mode, int parts>
-__device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJob &job, const RowPass<parts> &p,
-                                     const uint32_t (&word)[4 / parts][parts][8])
+__device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJob &job, const RowPass<parts> &p)
 {
     const QuantizeCopy &q = job.copy[0];
     uint32_t row0 = (uint32_t)(s->row0 + p.r0) + (uint32_t)p.first;
@@ -248,7 +272,9 @@ __device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJo
 #pragma unroll
         for (int i = 0; i < p.ROUNDS; i++) {
             int kept_at = kept_place(p.first + i * p.ROWS, part * p.BLOCKS + p.block);
-            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word[i][part], job, tensor, s->step, kept_at,
+            uint32_t word[8];
+            load_kept<parts>(word, s, p, i, part);
+            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word, job, tensor, s->step, kept_at,
                                                                row0 + i * p.ROWS, (uint32_t)(column / 16));
             if (stores && p.has_row(i)) to.template st_pack<2>(i * p.ROWS * q.ld_words, words);
         }
@@ -268,7 +294,7 @@ __device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &fr
         if (p.inside && p.has_row(i)) loader.load(word[i], from, r0 + p.first + i * p.ROWS, p.c, job.part_cols);
     if (threadIdx.x == 0) set_up_tile(s, job, mode != QUANTIZE_NEAREST);
     __syncthreads();
-    if (job.copy[1].made || has_sums<mode, SUMS>(job)) keep_tile<parts>(s, p, word);
+    keep_tile<parts>(s, p, word);
     if (mode == QUANTIZE_ANY && !job.plain.absent() && p.inside) {
 #pragma unroll
         for (int i = 0; i < p.ROUNDS; i++)
@@ -277,7 +303,8 @@ __device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &fr
                 if (p.has_row(i))
                     store_plain<W>(job, word[i][part], r0 + p.first + i * p.ROWS, part * job.part_cols + p.c);
     }
-    if (job.copy[0].made) make_row_copy<mode, parts>(s, seen, job, p, word);
+    __syncwarp(); /* for the compiler: words are read back one block at a time, not kept in registers */
+    if (job.copy[0].made) make_row_copy<mode, parts>(s, seen, job, p);
 }
 
 /* ---- columns ---- */
@@ -446,7 +473,7 @@ __device__ inline void find_largest(TileShared *s, int copy)
 }
 
 template <class Source, int W, QuantizeMode mode, bool SUMS>
-__global__ void __launch_bounds__(BLOCK, 3) quantize_tile(Source from, QuantizeJob job)
+__global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from, QuantizeJob job)
 {
     constexpr int parts = Source::parts;
     __shared__ TileShared shared;
@@ -566,7 +593,7 @@ inline QuantizeMode quantize_mode(const QuantizeJob &job)
     bool both = job.copy[0].made && job.copy[1].made;
     const Nvfp4Form *a = &job.copy[job.copy[0].made ? 0 : 1].form, *b = &job.copy[1].form;
     if (job.pow2 || a->four_over_six || (both && (a->rounding != b->rounding || b->four_over_six))) return QUANTIZE_ANY;
-    if (!job.plain.absent()) return QUANTIZE_ANY;
+    if (!job.plain.absent() || a->headroom != 1 || (both && b->headroom != 1)) return QUANTIZE_ANY;
     if (a->rounding == ROUND_NEAREST) return job.partial.absent() ? QUANTIZE_NEAREST : QUANTIZE_ANY;
     return cuda.native_rounding ? QUANTIZE_NATIVE : QUANTIZE_STOCHASTIC;
 }

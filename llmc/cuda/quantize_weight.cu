@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(BLOCK)
 {
     __shared__ uint32_t codes[TILE][17]; /* 16 words a row, and one so that columns are in other banks */
     __shared__ uint8_t scale[8][8];
-    int64_t r0 = (int64_t)blockIdx.y * TILE, c0 = (int64_t)blockIdx.x * TILE, blocks = ceil_div(row.K, 16);
+    int64_t r0 = (int64_t)blockIdx.y * TILE, c0 = (int64_t)blockIdx.x * TILE, blocks = blocks_of(row.K);
     int t = (int)threadIdx.x;
 #pragma unroll
     for (int i = t; i < TILE * 4; i += BLOCK) {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(BLOCK)
     }
     if (t < 64) {
         int64_t r = r0 / 16 + t / 8, b = c0 / 16 + t % 8;
-        scale[t / 8][t % 8] = r < ceil_div(row.outer, 16) && b < blocks ? square_scales.ld(r * blocks + b) : 0;
+        scale[t / 8][t % 8] = r < blocks_of(row.outer) && b < blocks ? square_scales.ld(r * blocks + b) : 0;
     }
     __syncthreads();
 #pragma unroll

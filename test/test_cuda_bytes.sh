@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# What the kernels that quantize cost: bytes of memory, counted on a CPU that plays the GPU (make bytes), and, where nvcc is
+# installed, machine instructions an element on sm_100a (dev/sass_count.py). Skipped where the CUDA headers are missing.
+# shellcheck source=test/lib.sh
+source "$(dirname "$0")/lib.sh"
+
+build=${BUILD:-build}
+nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+if [ ! -x ./train_gpt_nvfp4_cpu ]; then
+    skip "bytes of CUDA kernels" "no train_gpt_nvfp4_cpu (needs the CUDA headers)"
+    finish
+fi
+compiler=$(awk '{ print $1; exit }' "$build/flags") # the one that built the rest
+called="make bytes"
+timeout 900 make "CC=$compiler" "BUILD=$build" bytes >"$scratch/out" 2>"$scratch/err"
+code=$?
+check "no kernel moves more bytes than it may" exits 0
+sed 's/^/measured   /' "$scratch/out"
+
+if [ ! -x "$nvcc" ]; then
+    skip "instructions of CUDA kernels" "no nvcc"
+    finish
+fi
+tensor=quantize_tileI12TensorSourceI4bf16ELi8EL12QuantizeMode norm=L8NormKind1EELi8EL12QuantizeMode
+called="dev/sass_count.py"
+"$nvcc" -std=c++17 -O3 -fmad=false -arch=sm_100a -Illmc -cubin -o "$scratch/operand.cubin" llmc/cuda/operand.cu 2>"$scratch/err" &&
+    dev/sass_count.py "$scratch/operand.cubin" "${tensor}0ELb0" 20 "${tensor}1ELb0" 31 "${tensor}2ELb0" 23 \
+        "${norm}0ELb0" 21 "${norm}1ELb0" 33 >"$scratch/out"
+code=$?
+check "sm_100a: no kernel has more instructions than it may" exits 0
+c++filt <"$scratch/out" | grep 'OVER\|bf16' | cut -c 1-110 | sed 's/^/measured   /'
+finish
