@@ -3,7 +3,7 @@
  * The kernels are those of views.cuh and quantize_tile.cuh; here are the sources. Formulas and what a view is:
  * cpu/linear.c.
  */
-#include "quantize_tile.cuh"
+#include "quantize_source.cuh"
 
 #include "../mathfn.h"
 

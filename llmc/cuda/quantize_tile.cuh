@@ -1,4 +1,4 @@
-/* The kernels that quantize a source (views.cuh) in blocks of 1 x 16 along rows and along columns.
+/* The kernel that quantizes a source (views.cuh) in blocks of 1 x 16 along rows and along columns.
  *
  * quantize_tile: a block of 256 threads takes 128 rows x 128 columns, in 47 KB of shared memory:
  *
@@ -11,18 +11,12 @@
  * Bytes an element (BF16 source, both copies): 2 read, 1.125 written; waiting scales add nothing here. A tile is fast when
  * `wide` elements are read at once (W > 1): columns in multiples of 16, of 64 in two parts; else W = 1, the same code.
  *
- * find_amax: a thread takes 16 rows x W columns in registers, so that it can transform columns. Reads 2 bytes an element.
+ * Floor 2.
  */
 #ifndef LLMC_CUDA_QUANTIZE_TILE_CUH
 #define LLMC_CUDA_QUANTIZE_TILE_CUH
 
-#include "quantize_measure.cuh"
-
-#ifdef __CUDA_ARCH__
-#define ASSUME(condition) __builtin_assume(condition)
-#else
-#define ASSUME(condition) (void)0
-#endif
+#include "quantize_load.cuh"
 
 /* Blocks a multiprocessor: three leave 80 registers a thread, a few too little where FP32 has no pairs. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
@@ -30,58 +24,6 @@ enum { TILE_BLOCKS = 2 };
 #else
 enum { TILE_BLOCKS = 3 };
 #endif
-
-/* ---- loading ---- */
-
-/* 16 columns of one row from c on, as words of two BF16; zeros beyond the matrix. */
-template <class Source, int W> struct BlockLoader {
-    static constexpr int parts = Source::parts, kept = W > 1 ? 16 / W : 1; /* columns of single elements are not kept */
-    typename Source::template Columns<W> columns[kept];
-
-    __device__ BlockLoader(const Source &from, int64_t c, int64_t part_cols)
-    {
-#pragma unroll
-        for (int i = 0; i < kept; i++) {
-            if (W == 1 || c >= part_cols) continue;
-            ASSUME(c + i * W + W <= from.part_cols());
-            columns[i] = from.template columns<W>(c + i * W);
-        }
-    }
-    __device__ void load(uint32_t (&word)[parts][8], const Source &from, int64_t r, int64_t c, int64_t part_cols) const
-    {
-        float x[parts][16];
-#pragma unroll
-        for (int i = 0; i < 16; i += W) {
-            float part[parts][W] = {};
-            ASSUME(W == 1 || c + i + W <= from.part_cols());
-            if (W > 1)
-                from.template load<W>(part, r, c + i, columns[i / W % kept]);
-            else if (c + i < part_cols)
-                from.template load<W>(part, r, c + i, from.template columns<W>(c + i));
-#pragma unroll
-            for (int p = 0; p < parts; p++)
-#pragma unroll
-                for (int j = 0; j < W; j++) x[p][i + j] = part[p][j];
-        }
-#pragma unroll
-        for (int p = 0; p < parts; p++)
-#pragma unroll
-            for (int j = 0; j < 8; j++) word[p][j] = bf16x2(x[p][2 * j], x[p][2 * j + 1]);
-    }
-};
-
-/* A BF16 matrix is its own words. */
-template <> struct BlockLoader<TensorSource<bf16>, 8> {
-    __device__ BlockLoader(const TensorSource<bf16> &, int64_t, int64_t) {}
-    __device__ void load(uint32_t (&word)[1][8], const TensorSource<bf16> &from, int64_t r, int64_t c, int64_t) const
-    {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            Pack<bf16, 8> pack = from.x.row(r).template ld_pack<8>(c + 8 * i);
-            memcpy(word[0] + 4 * i, &pack, sizeof pack);
-        }
-    }
-};
 
 /* ---- a tile in shared memory ---- */
 
@@ -502,149 +444,6 @@ __global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from,
     if (job.copy[1].made) store_column_codes<parts>(s, job, r0, c0);
     if (has_sums<mode, SUMS>(job)) store_sums<parts>(s, job, r0, c0);
     if (mode == QUANTIZE_ANY && job.pow2) publish_block(job, seen, s->seen);
-}
-
-/* ---- magnitudes ---- */
-
-/* Twice as wide would spill registers. */
-template <class Source> constexpr int amax_width = Source::wide / (2 * Source::parts);
-
-/* 16 rows of words of one part: what both copies see. */
-template <int WORDS>
-__device__ inline void see_columns(Seen (&seen)[2], const uint32_t (&word)[16][WORDS], const QuantizeJob &job)
-{
-#pragma unroll
-    for (int j = 0; j < WORDS; j++) {
-        uint32_t column[16], larger = 0, nan = 0;
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            column[i] = word[i][j];
-            larger = bf16x2_larger(larger, column[i]);
-            nan |= nan_halves(column[i]);
-        }
-        see(&seen[0], larger_half(larger), nan);
-        if (!job.copy[1].rht) {
-            see(&seen[1], larger_half(larger), nan);
-            continue;
-        }
-        F32x2 x[16];
-#pragma unroll
-        for (int i = 0; i < 16; i++) x[i] = both_halves(column[i]);
-        rht16_rounded(column, x);
-        larger = nan = 0;
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            larger = bf16x2_larger(larger, column[i]);
-            nan |= nan_halves(column[i]);
-        }
-        see(&seen[1], larger_half(larger), nan);
-    }
-}
-
-template <class Source, int W>
-__global__ void __launch_bounds__(BLOCK, 2) find_amax(Source from, QuantizeJob job, uint32_t chunks)
-{
-    constexpr int parts = Source::parts, WORDS = (W + 1) / 2;
-    __shared__ uint32_t most[4];
-    if (threadIdx.x < 4) most[threadIdx.x] = 0;
-    __syncthreads();
-    Place place = warp_place(chunks, WARP * W);
-    int64_t r0 = place.row * 16, c = place.col + lane_number() * W;
-    Seen seen[2] = {};
-    if (r0 < job.rows && c < job.part_cols) {
-        ASSUME(c + W <= from.part_cols());
-        typename Source::template Columns<W> columns = from.template columns<W>(c);
-        uint32_t word[parts][16][WORDS] = {};
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            if (r0 + i >= job.rows) continue;
-            float x[parts][W];
-            from.template load<W>(x, r0 + i, c, columns);
-#pragma unroll
-            for (int part = 0; part < parts; part++)
-#pragma unroll
-                for (int j = 0; j < W; j += 2)
-                    word[part][i][j / 2] = bf16x2(x[part][j], W == 1 ? 0.0f : x[part][(j + 1) % W]);
-        }
-#pragma unroll
-        for (int part = 0; part < parts; part++) see_columns<WORDS>(seen, word[part], job);
-    }
-    publish_block(job, seen, most);
-}
-
-/* ---- launching ---- */
-
-template <class Source, int W> void launch_find_amax(const Source &from, const QuantizeJob &job)
-{
-    int64_t chunks = ceil_div(job.part_cols, WARP * W), warps = ceil_div(job.rows, 16) * chunks;
-    find_amax<Source, W><<<blocks_for_warps(warps), BLOCK, 0, cuda.stream>>>(from, job, (uint32_t)chunks);
-}
-
-template <class Source, int W, QuantizeMode mode, bool SUMS>
-void launch_tiles(const Source &from, const QuantizeJob &job)
-{
-    dim3 grid((unsigned)ceil_div(job.part_cols, TILE / Source::parts), (unsigned)ceil_div(job.rows, TILE));
-    quantize_tile<Source, W, mode, SUMS><<<grid, BLOCK, 0, cuda.stream>>>(from, job);
-}
-
-/* The mode that serves all copies of a job: one that is compiled for it, or the one that asks at run time. */
-inline QuantizeMode quantize_mode(const QuantizeJob &job)
-{
-    bool both = job.copy[0].made && job.copy[1].made;
-    const Nvfp4Form *a = &job.copy[job.copy[0].made ? 0 : 1].form, *b = &job.copy[1].form;
-    if (job.pow2 || a->four_over_six || (both && (a->rounding != b->rounding || b->four_over_six))) return QUANTIZE_ANY;
-    if (!job.plain.absent() || a->headroom != 1 || (both && b->headroom != 1)) return QUANTIZE_ANY;
-    if (a->rounding == ROUND_NEAREST) return job.partial.absent() ? QUANTIZE_NEAREST : QUANTIZE_ANY;
-    return cuda.native_rounding ? QUANTIZE_NATIVE : QUANTIZE_STOCHASTIC;
-}
-
-/* `gradient`: the source may come with sums over rows. */
-template <bool gradient, class Source> void launch_wide_tiles(const Source &from, const QuantizeJob &job)
-{
-    constexpr int W = Source::wide;
-    bool sums = gradient && !job.partial.absent();
-    switch (quantize_mode(job)) {
-    case QUANTIZE_NEAREST:
-        launch_tiles<Source, W, QUANTIZE_NEAREST, false>(from, job);
-        break;
-    case QUANTIZE_STOCHASTIC:
-        if (sums)
-            launch_tiles<Source, W, QUANTIZE_STOCHASTIC, gradient>(from, job);
-        else
-            launch_tiles<Source, W, QUANTIZE_STOCHASTIC, false>(from, job);
-        break;
-    case QUANTIZE_NATIVE:
-        if (sums)
-            launch_tiles<Source, W, QUANTIZE_NATIVE, gradient>(from, job);
-        else
-            launch_tiles<Source, W, QUANTIZE_NATIVE, false>(from, job);
-        break;
-    case QUANTIZE_ANY:
-        launch_tiles<Source, W, QUANTIZE_ANY, false>(from, job);
-        break;
-    }
-}
-
-/* Makes the copies of a job, its plain view and partial sums. `aligned`: the source's tensors and the plain view are.
- * `element` is the same matrix in one part, for shapes that cannot be read `wide` elements at once. */
-template <bool gradient, class Source, class Element>
-void quantize_source(const char *op, const Source &from, const Element &element, bool aligned, const QuantizeJob &job)
-{
-    if (!job.rows || !job.part_cols) return;
-    bool wide = aligned && job.part_cols % (Source::parts == 1 ? 16 : 64) == 0;
-    QuantizeJob single = job;
-    single.part_cols *= Source::parts;
-    if (!job.pow2 && wide)
-        launch_find_amax<Source, amax_width<Source>>(from, job);
-    else if (!job.pow2)
-        launch_find_amax<Element, 1>(element, single);
-    if (wide)
-        launch_wide_tiles<gradient>(from, job);
-    else
-        launch_tiles<Element, 1, QUANTIZE_ANY, false>(element, single);
-    cuda_check(cudaGetLastError(), op);
-    quantize_finish(op, wide ? job : single, wide ? Source::parts : 1);
-    measure_copies(element, single);
 }
 
 #endif

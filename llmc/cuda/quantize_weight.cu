@@ -1,5 +1,5 @@
 /* Weights in the form that the products read: plain views are copies of the master; NVFP4 copies in 1 x 16 blocks are made
- * as any operand's (quantize_tile.cuh); those in 16 x 16 blocks here, in two steps, for ranks gather between them:
+ * as any operand's (quantize_source.cuh); those in 16 x 16 blocks here, in two steps, for ranks gather between them:
  *
  *     quantize_squares      from rows of the master: codes by rows and one scale a square
  *     cuda_weight_unpack    from those of the whole weight: the scales in tiles, the codes transposed and their scales
