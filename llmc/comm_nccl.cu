@@ -165,13 +165,23 @@ static void *watch(void *unused)
     return unused;
 }
 
+/* Of an answer to a query. One that says no is also remembered as an error, which a later launch must not find. */
+static bool is_over(cudaError_t status)
+{
+    if (status == cudaErrorNotReady) {
+        cudaGetLastError();
+        return false;
+    }
+    cuda_check(status, "a collective or what came before it");
+    return true;
+}
+
 /* While the host waits for a rank by MPI: what failed on the device ends the job. The question also lets a device that is
  * played by this process go on (dev/cuda_on_cpu), for the ranks that wait for it. */
 static void look_at_device(Comm *c)
 {
     (void)c;
-    cudaError_t status = cudaStreamQuery(nccl.stream);
-    if (status != cudaErrorNotReady) cuda_check(status, "a collective or what came before it");
+    is_over(cudaStreamQuery(nccl.stream));
 }
 
 /* ---- a collective ---- */
@@ -182,7 +192,7 @@ static void measure_waits(Comm *c)
     for (; nccl.measured < count_over(); nccl.measured++) {
         const Collective *k = &nccl.collective[nccl.measured % RUN_AHEAD];
         float ms = 0;
-        if (k->started || cudaEventQuery(k->arrived) != cudaSuccess || cudaEventQuery(k->over) != cudaSuccess) return;
+        if (k->started || !is_over(cudaEventQuery(k->arrived)) || !is_over(cudaEventQuery(k->over))) return;
         cuda_check(cudaEventElapsedTime(&ms, k->arrived, k->over), "finish");
         if (ms > 0) c->waited_s += 1e-3 * (double)ms;
     }

@@ -216,7 +216,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     Lock lock(streams().lock);
     Stream s = find(stream);
     if (s->done < s->given) run_one(lock);
-    return s->done < s->given ? cudaErrorNotReady : cudaSuccess;
+    return set_error(s->done < s->given ? cudaErrorNotReady : cudaSuccess);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
@@ -284,7 +284,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     Lock lock(streams().lock);
     Point point = check_event(event)->point;
     if (!point.reached()) run_one(lock);
-    return point.reached() ? cudaSuccess : cudaErrorNotReady;
+    return set_error(point.reached() ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)
