@@ -60,7 +60,7 @@ text() { # text FILE BYTES: words of a small vocabulary
         printf "%s", text }' >"$1"
 }
 text "$scratch/text" 400000
-"$train_gpt" tokenize --input "$scratch/text" --output "$scratch/train.bin" >/dev/null
+"$train_gpt" tokenize --input "$scratch/text" --output "$scratch/train.bin" >/dev/null || exit 1
 demo=(--config scripts/configs/demo.json --precision bf16 --steps "$steps" --batch "$batch" --train_data "$scratch/train.bin" --val_every 0
     --sample_every 0 --checkpoint_every 0 --hash_every 0)
 gap() { # gap RUN RUN: the largest relative difference of losses, over the first 20 steps and over all
@@ -73,6 +73,21 @@ shown=2
 stage "demo, $steps steps, train_gpt" 150 "$train_gpt" "${demo[@]}" --run_dir "$scratch/cpu"
 stage "demo, $steps steps, ${nvfp4##*/}" 120 "$nvfp4" "${demo[@]}" --run_dir "$scratch/cuda" &&
     { gap "$scratch/cuda" "$scratch/cpu" || { failed=1 && echo "FAILED    demo: the losses differ"; }; }
+
+# ---- NVFP4: 20 steps with algorithms that are timed, and a resume from the middle
+
+nvfp4_steps=20
+[ $host = 1 ] && nvfp4_steps=2
+demo+=(--precision nvfp4 --steps "$nvfp4_steps" --checkpoint_every $((nvfp4_steps / 2)))
+steps=$nvfp4_steps
+stage "NVFP4, $steps steps, train_gpt" 60 "$train_gpt" "${demo[@]}" --run_dir "$scratch/cpu4"
+stage "NVFP4, $steps steps, ${nvfp4##*/}" 90 "$nvfp4" "${demo[@]}" --tune_gemm true --run_dir "$scratch/cuda4" &&
+    { gap "$scratch/cuda4" "$scratch/cpu4" || { failed=1 && echo "FAILED    NVFP4: the losses differ"; }; }
+rm -rf "$(printf '%s/cuda4/checkpoints/step_%08d' "$scratch" "$steps")"
+cp "$scratch/cuda4/log.jsonl" "$scratch/before"
+stage "NVFP4, resumed" 60 "$nvfp4" "${demo[@]}" --resume auto --run_dir "$scratch/cuda4" &&
+    { cmp -s <(grep -o '"loss":[^,]*' "$scratch/before") <(grep -o '"loss":[^,]*' "$scratch/cuda4/log.jsonl") ||
+        { failed=1 && echo "FAILED    NVFP4: a resume has other losses"; }; }
 
 # ---- benchmarks
 

@@ -192,14 +192,16 @@ int checkpoint_start(CheckpointWriter *w, const char *run_dir, const Model *mode
     if (c->rank == 0) status = checkpoint_begin_folder(run_dir, state->step, error);
     if (comm_any(c, status != 0)) return status ? status : failed_elsewhere(error);
 
-    char *memory = w->memory;
-    *w = (CheckpointWriter){.model = model, .state = *state, .keep = keep, .background = background, .memory = memory};
+    CheckpointWriter before = *w;
+    *w = (CheckpointWriter){.model = model, .state = *state, .keep = keep, .background = background};
     w->run_dir = xstrdup(run_dir);
     w->config = xstrdup(config);
     w->state.optimizer_files = c->ranks;
     w->hashes = json_new_object();
     w->tensor = xcalloc(3 * (size_t)model->table.count, sizeof *w->tensor);
-    if (!w->memory) w->memory = xmalloc(collect(w, true) + 1); /* kept: every checkpoint of a run needs as much */
+    w->bytes = collect(w, true);
+    if (w->bytes < before.bytes) w->bytes = before.bytes;
+    w->memory = w->bytes > before.bytes ? xrealloc(before.memory, w->bytes) : before.memory;
     collect(w, false);
     w->in_thread = background && pthread_create(&w->thread, NULL, write_files, w) == 0;
     if (!w->in_thread) write_files(w);
@@ -286,7 +288,7 @@ static void forget(CheckpointWriter *w)
     free(w->config);
     free(w->tensor);
     json_free(w->hashes);
-    *w = (CheckpointWriter){.memory = w->memory};
+    *w = (CheckpointWriter){.memory = w->memory, .bytes = w->bytes};
 }
 
 int checkpoint_finish(CheckpointWriter *w, Error *error)

@@ -52,8 +52,9 @@ typedef struct {   /* one checkpoint on its way to the disk; all zero: none has 
     pthread_t thread;
     Tensor *tensor;    /* [3][parameters] owned: masters (rank 0), this rank's rows of m, of v */
     const Ops *ops[3]; /* of the memory that the masters, m, v are in; NULL: a copy in the host's */
-    char *memory;      /* owned: the copy, kept for the next checkpoint of the same run */
-    Json *hashes;      /* of this rank's files, owned */
+    char *memory;      /* [bytes] owned: the copy, kept for the next checkpoint */
+    size_t bytes;
+    Json *hashes; /* of this rank's files, owned */
     int written, status;
     Error error;
 } CheckpointWriter;
@@ -61,7 +62,8 @@ typedef struct {   /* one checkpoint on its way to the disk; all zero: none has 
 /* All ranks call these alike. Starts to write RUN/checkpoints/step_<state.step>, after the end of one that is still on
  * its way; config: the text of config.json. Not in the background it is complete on return. finish waits for the end of
  * what was started (nothing: fine) and deletes older checkpoints beyond `keep` (0: keep all). 0; or -1 with the reason
- * (disk full, not writable), or 1 where only other ranks have one, and what was there before is as it was. ready: this rank's files are written, so that finish waits for other ranks at most. */
+ * (disk full, not writable), or 1 where only other ranks have one, and what was there before is as it was. ready: this
+ * rank's files are written, so that finish waits for other ranks at most. */
 int checkpoint_start(CheckpointWriter *w, const char *run_dir, const Model *model, const RunState *state,
                      const char *config, int64_t keep, bool background, Error *error);
 bool checkpoint_ready(const CheckpointWriter *w);

@@ -132,6 +132,7 @@ int checkpoint_begin_folder(const char *run_dir, int64_t step, Error *error)
     int status = file_make_folder(parent, error);
     if (!status && first) status = file_sync_folder(run_dir, error);
     free(list_steps(run_dir, true).step);
+    if (!status) status = file_delete_folder(folder, error);
     if (!status) status = file_make_folder(folder, error);
     free(parent);
     free(folder);
@@ -143,7 +144,10 @@ int checkpoint_begin_folder(const char *run_dir, int64_t step, Error *error)
 static int put_in_place(const char *run_dir, int64_t step, const char *folder, const char *final, Error *error)
 {
 #ifdef RENAME_EXCHANGE
-    if (renameat2(AT_FDCWD, folder, AT_FDCWD, final, RENAME_EXCHANGE) == 0) return file_delete_folder(folder, error);
+    if (renameat2(AT_FDCWD, folder, AT_FDCWD, final, RENAME_EXCHANGE) == 0) {
+        file_delete_folder(folder, NULL); /* what stays is swept by the next write */
+        return 0;
+    }
 #endif
     if (access(final, F_OK) == 0 && set_aside(run_dir, step, error)) return -1;
     return rename(folder, final) ? error_set(error, "%s: cannot rename: %s", folder, strerror(errno)) : 0;

@@ -492,7 +492,8 @@ static void open_events(void)
     cuda_check(cudaMallocHost((void **)&nccl.last, sizeof *nccl.last), "cudaMallocHost");
     *nccl.last = 0;
     cuda_check(cudaMalloc((void **)&nccl.numbers, sizeof numbers), "cudaMalloc");
-    cuda_check(cudaMemcpy(nccl.numbers, numbers, sizeof numbers, cudaMemcpyHostToDevice), "cudaMemcpy");
+    cuda_check(cudaMemcpyAsync(nccl.numbers, numbers, sizeof numbers, cudaMemcpyHostToDevice, nccl.stream), "numbers");
+    cuda_check(cudaStreamSynchronize(nccl.stream), "numbers");
 }
 
 void comm_nccl_open(Comm *c)

@@ -145,6 +145,7 @@ void telemetry_gradients(Telemetry *t, const Step *step, const Batch *micro_batc
     int64_t number = (int64_t)step->step + 1;
     ProductCounts before;
 
+    t->number = number;
     t->measured = t->every && number % t->every == 0;
     t->compared = t->shadow_every && number % t->shadow_every == 0;
     if (t->compared) shadow_step(t, step, micro_batch);

@@ -35,7 +35,8 @@ typedef struct {
     int64_t every, shadow_every;
     bool table;
     int checked_phase;            /* whose products were counted last, or -1 */
-    bool measured, compared;      /* in the last step: what follows is of that step */
+    int64_t number;               /* of the last step, counted from 1 */
+    bool measured, compared;      /* in it: what follows is of that step */
     QuantStats *stats;            /* [L + 1][OPERAND_ROLES] owned */
     double *zero_share, loss_gap; /* [L][PROJ_COUNT] owned */
     GradientGap *gap;             /* [L][PROJ_COUNT] owned */

@@ -50,9 +50,9 @@ typedef struct {
     int64_t global_batch;
     double peak_flops, started;
     int64_t started_step;
-    Issued issued;   /* on a GPU the step before the one that is issued; number 0: none */
-    double reported; /* when the last step was */
-    double busy_s;   /* that this rank has worked in steps since the last line on stragglers */
+    Issued issued;                      /* on a GPU the step before the one that is issued; number 0: none */
+    double reported, reported_waited_s; /* when the last step was; comm's waits by then */
+    double busy_s;                      /* that this rank has worked in steps since the last line on stragglers */
 } Trainer;
 
 /* ---- signals ---- */
@@ -185,6 +185,15 @@ static void lock_run(const char *run_dir)
     free(path); /* fd stays open until the process ends */
 }
 
+static char *algorithms_path(const Trainer *t) { return xformat("%s/algorithms.json", t->options->run_dir); }
+
+static void forget_algorithms(const Trainer *t) /* of a run that is replaced */
+{
+    char *path = algorithms_path(t);
+    remove(path);
+    free(path);
+}
+
 /* From here on the run folder changes; on rank 0 alone. */
 static void open_run(Trainer *t, const Start *from)
 {
@@ -196,6 +205,7 @@ static void open_run(Trainer *t, const Start *from)
     t->log = logger_open(o->run_dir, t->saved_step, &error);
     if (!t->log) die("%s", error.text);
     write_config(t);
+    if (!from->dir) forget_algorithms(t);
     if (from->dir) checkpoint_prune(o->run_dir, t->state.step, o->keep_checkpoints); /* a kill may have left one more */
 }
 
@@ -205,7 +215,7 @@ static void choose_algorithms(const Trainer *t, bool resumed)
 {
     const Ops *ops = t->model.ops;
     Comm *comm = t->machine->comm;
-    char *path = xformat("%s/algorithms.json", t->options->run_dir), *text = NULL;
+    char *path = algorithms_path(t), *text = NULL;
     Error error;
     uint64_t bytes = 0;
     if (t->options->tune_gemm && !ops->tune) die_usage("tune_gemm: this program has nothing to choose from");
@@ -318,6 +328,8 @@ static void print_layers(const Trainer *t)
         GradientReport r = optimizer_gradient(&t->model.optimizer, i);
         if (!r.finite && bad++ < 16) fprintf(stderr, "  %-24s gradient norm %g\n", table->param[i].name, r.norm);
     }
+    if (t->model.ops->result_lag)
+        fprintf(stderr, "  (the next step was on its way: its gradients are in these norms)\n");
     if (bad) fprintf(stderr, "  %d of %d parameters have a gradient that is not finite\n", bad, table->count);
     for (int i = 0; !bad && i < table->count; i++)
         fprintf(stderr, "  %-24s gradient norm %g\n", table->param[i].name,
@@ -453,7 +465,7 @@ static void write_log(Trainer *t, const Issued *s, const StepResult *r, const St
         snprintf(hash, sizeof hash, "%016" PRIx64, report->state_hash);
         json_add_string(line, "state_hash", hash);
     }
-    telemetry_log(&t->telemetry, line);
+    if (t->telemetry.number == s->number) telemetry_log(&t->telemetry, line); /* else it is of the step that follows */
     if (logger_write(t->log, line, &error)) die("%s", error.text);
     json_free(line);
 }
@@ -471,7 +483,7 @@ static void print_step(const Trainer *t, const Issued *s, const StepResult *r, c
         if (isfinite(report->val.bits_per_byte)) printf(", %.4f bits per byte", report->val.bits_per_byte);
         printf(" over %" PRId64 " tokens\n", report->val.tokens);
     }
-    telemetry_print(&t->telemetry, t->state.step);
+    if (t->telemetry.number == s->number) telemetry_print(&t->telemetry, s->number);
     fflush(stdout);
 }
 
@@ -512,7 +524,7 @@ static void report_step(Trainer *t, const Issued *s)
     StepResult result = optimizer_result(&t->model.optimizer);
     if (!result.finite) stop_not_finite(t, s->number, &result);
     report.ms = fmax((now_seconds() - fmax(s->began, t->reported)) * 1e3, s->issued_ms);
-    t->busy_s += report.ms * 1e-3 - (comm->waited_s - s->waited_s);
+    t->busy_s += report.ms * 1e-3 - (comm->waited_s - fmax(s->waited_s, t->reported_waited_s));
     print_straggler(t, s->number);
     report.wire_bytes = comm_sum_u64(comm, s->wire_bytes);
     report.tokens_per_s = (double)t->global_batch / report.ms * 1e3;
@@ -529,6 +541,7 @@ static void report_step(Trainer *t, const Issued *s)
     if (due(s->number, o->sample_every)) print_sample(t);
     if (o->checkpoint_every && (due(s->number, o->checkpoint_every) || last)) save(t, o->checkpoint_async);
     t->reported = now_seconds();
+    t->reported_waited_s = comm->waited_s;
 }
 
 static void report_issued(Trainer *t)

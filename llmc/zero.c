@@ -297,6 +297,15 @@ static void start_gather(Zero *zero, int b)
     state->gather = zero->sharding.comm->all_gather_start(zero->sharding.comm, whole, whole);
 }
 
+enum { GATHERS_AHEAD = 4 }; /* of blocks at stages 1 and 2: a Comm has room for COMM_IN_FLIGHT */
+
+static void gather_stale(Zero *zero, int b)
+{
+    if (b >= zero->table->buckets || !zero->bucket[b].stale) return;
+    zero->bucket[b].stale = false;
+    start_gather(zero, b);
+}
+
 /* The gather is over; false when none was on its way. */
 static bool await_gather(Zero *zero, int b)
 {
@@ -350,8 +359,9 @@ static void prepare_weights(void *context)
     for (int b = 0; b < zero->table->buckets; b++) place_weights(zero, b);
     if (zero_sharded(zero)) {
         find_amax(zero);
-        for (int b = 0; b < zero->table->buckets; b++)
-            if (!in_slots(zero, b)) start_gather(zero, b);
+        for (int b = 0; b < zero->table->buckets; b++) zero->bucket[b].stale = !in_slots(zero, b);
+        for (int b = zero->table->layers; b < zero->table->buckets; b++) gather_stale(zero, b);
+        for (int b = 0; b < GATHERS_AHEAD; b++) gather_stale(zero, b);
         return;
     }
     for (int i = 0; i < zero->table->count; i++) {
@@ -398,6 +408,7 @@ static void block_acquire(void *context, int bucket, Direction direction)
         finish_gather(zero, bucket);
         fetch(zero, direction == FORWARD ? bucket + 1 : bucket - 1);
     } else {
+        for (int b = bucket; b <= bucket + GATHERS_AHEAD; b++) gather_stale(zero, b);
         finish_gather(zero, bucket);
     }
     if (direction != BACKWARD || adds_directly(zero, bucket)) return;
@@ -608,15 +619,20 @@ void zero_init_params(Zero *zero, uint64_t seed)
 
 static uint64_t mix(uint64_t a, uint64_t b) { return hash64(&a, sizeof a, b); }
 
-/* Sum over pieces of mix(hash of the bytes, place). */
+/* Sum over pieces of 16 rows of mix(hash of the bytes, place). */
 static uint64_t tensor_hash(const Ops *ops, Tensor t, uint64_t place)
 {
     uint64_t sum = 0;
-    char *host = xmalloc((size_t)(16 * t.cols) * dtype_bytes(t.dtype));
-    for (int64_t row = 0; row < t.rows; row += 16) {
-        Tensor piece = tensor_rows(t, row, min_i64(16, t.rows - row));
-        ops->copy_out(host, piece.data, tensor_bytes(piece));
-        sum += mix(hash64(host, tensor_bytes(piece), 0), place + (uint64_t)row / 16);
+    int64_t at_once = max_i64(16, HOST_ELEMENTS / t.cols / 16 * 16);
+    char *host = xmalloc((size_t)(min_i64(at_once, t.rows) * t.cols) * dtype_bytes(t.dtype) + 1);
+    for (int64_t row = 0; row < t.rows; row += at_once) {
+        Tensor part = tensor_rows(t, row, min_i64(at_once, t.rows - row)), on_host = part;
+        on_host.data = host;
+        ops->copy_out(host, part.data, tensor_bytes(part));
+        for (int64_t r = 0; r < part.rows; r += 16) {
+            Tensor piece = tensor_rows(on_host, r, min_i64(16, part.rows - r));
+            sum += mix(hash64(piece.data, tensor_bytes(piece), 0), place + (uint64_t)(row + r) / 16);
+        }
     }
     free(host);
     return sum;

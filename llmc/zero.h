@@ -58,6 +58,7 @@ typedef struct {      /* one bucket's collectives */
     Piece *weight;    /* [weights] owned, made when views are placed */
     int weights;
     Request gather, reduce; /* in flight, or 0 */
+    bool stale;             /* its weights are to be gathered, and are not on their way */
     int64_t ready;          /* micro-steps of this step whose gradient is in a sum that is reduced once */
     void *work;             /* of a reduction; shared like the contribution */
 } BucketState;

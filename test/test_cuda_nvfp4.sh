@@ -140,6 +140,20 @@ check "resume: same losses" same_losses "$scratch/again" "$reference"
 on_cuda $(options llama) --run_dir "$scratch/watched" --telemetry_every 5 --shadow_every 5
 check "telemetry and shadow steps" exits 0
 check "telemetry and shadow steps: in the log" matches_log "$scratch/watched" '"telemetry":.*"shadow":'
+check "telemetry and shadow steps: of their steps only" same "$(grep -c '"telemetry"' "$scratch/watched/log.jsonl")" $((steps / 5))
+
+# shellcheck disable=SC2046 # words
+on_cuda $(options llama) --run_dir "$scratch/tuned" --tune_gemm true
+check "tune_gemm" exits 0
+check "tune_gemm: losses" near "tune_gemm" "$scratch/tuned" "$scratch/cpu_llama"
+cp "$scratch/tuned/log.jsonl" "$scratch/tuned.before"
+rm -r "$scratch/tuned/checkpoints/$last"
+# shellcheck disable=SC2046 # words
+on_cuda $(options llama) --run_dir "$scratch/tuned" --resume auto
+check "tune_gemm: a resume has the same losses" same "$(grep -o '"loss":[^,]*' "$scratch/tuned.before")" "$(grep -o '"loss":[^,]*' "$scratch/tuned/log.jsonl")"
+# shellcheck disable=SC2046 # words
+on_cuda $(options llama) --run_dir "$scratch/tuned" --overwrite --steps 2
+check "tune_gemm: forgotten with the run" not test -e "$scratch/tuned/algorithms.json"
 
 # ---- from the CPU to CUDA and back
 

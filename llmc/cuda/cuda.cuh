@@ -1,7 +1,7 @@
 /* Inside the CUDA backend: what its files share.
  *
  * The operations are those of ops.h, documented there; a file cuda/x.cu holds the ones of its name, as cpu/x.c does.
- * All run in one stream. Nothing waits for the device but copy_out. Sums are made in a fixed order (no atomics on
+ * All run in one stream. Nothing waits for the device but copy_out and result_collect. Sums are made in a fixed order (no atomics on
  * floats), so the same input gives the same bits on the same GPU.
  *
  * Floor 2.

@@ -153,8 +153,8 @@ static cublasLtMatrixLayout_t input_layout(const PlanKey *key, bool k_contiguous
     return k_contiguous ? layout(type, outer, key->K, ld) : layout(type, key->K, outer, ld);
 }
 
-/* The heuristic's best algorithms, at most `most`; returns how many there are. */
-static int candidates(const Plan *p, int most, cublasLtMatmulAlgo_t *algorithm)
+/* The heuristic's best algorithms; returns how many there are. */
+static int candidates(const Plan *p, cublasLtMatmulAlgo_t algorithm[CANDIDATES])
 {
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -168,7 +168,7 @@ static int candidates(const Plan *p, int most, cublasLtMatmulAlgo_t *algorithm)
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->out_align);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k->out_align);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(gemm.handle, p->product, p->a, p->b, p->out, p->out,
-                                                           preference, most, found, &count);
+                                                           preference, CANDIDATES, found, &count);
     cublasLtMatmulPreferenceDestroy(preference);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return 0;
     check(status, "heuristic");
@@ -195,8 +195,11 @@ static void add_choice(uint64_t key, int candidate)
 static bool choose(Plan *p)
 {
     cublasLtMatmulAlgo_t algorithm[CANDIDATES];
-    int wanted = chosen(&p->key) < 0 ? 0 : chosen(&p->key), count = candidates(p, wanted + 1, algorithm);
-    if (count) p->algorithm = algorithm[wanted < count ? wanted : 0];
+    int wanted = (int)max_i64(0, chosen(&p->key)), count = candidates(p, algorithm);
+    if (count && wanted >= count)
+        die("%s no longer offers the algorithm that tune_gemm chose; delete algorithms.json in the run's folder",
+            gemm_library());
+    if (count) p->algorithm = algorithm[wanted];
     return count > 0;
 }
 
@@ -268,7 +271,7 @@ static void time_candidates(Plan *p, const Call *call)
 {
     cublasLtMatmulAlgo_t algorithm[CANDIDATES];
     cudaEvent_t start, end;
-    int count = candidates(p, CANDIDATES, algorithm), best = 0;
+    int count = candidates(p, algorithm), best = 0;
     float least = INFINITY, ms;
     cuda_check(cudaEventCreate(&start), "tune_gemm");
     cuda_check(cudaEventCreate(&end), "tune_gemm");

@@ -62,15 +62,16 @@ void cuda_tune(const Linear *w, int64_t N)
 {
     int64_t out = w->weight.rows, in = w->weight.cols;
     const LinearFormats *f = &w->formats;
-    size_t bytes = (size_t)(N * max_i64(in, out)) * sizeof(float);
+    size_t bytes = (size_t)(N * max_i64(in, out)) * sizeof(float) + (1 << 20); /* with the padding of NVFP4 */
     char *memory;
-    cuda_check(cudaMalloc((void **)&memory, 2 * bytes), "tune_gemm");
-    cuda_check(cudaMemsetAsync(memory, 0, 2 * bytes, cuda.stream), "tune_gemm");
+    cuda_check(cudaMalloc((void **)&memory, 2 * bytes + sizeof(float)), "tune_gemm");
+    cuda_check(cudaMemsetAsync(memory, 0, 2 * bytes + sizeof(float), cuda.stream), "tune_gemm");
     Operand x = {}, dy = {};
     x.rows = dy.rows = N;
     x.cols = in, dy.cols = out;
     x.row.format = f->x_row, x.col.format = f->x_col, dy.row.format = f->dy_row, dy.col.format = f->dy_col;
     x.row.data = x.col.data = dy.row.data = dy.col.data = memory;
+    x.row.tensor_scale = x.col.tensor_scale = dy.row.tensor_scale = dy.col.tensor_scale = (float *)(memory + 2 * bytes);
     DType act = view_dtype(&x.row);
     Linear layer = *w;
 

@@ -183,7 +183,8 @@ static void add_outputs(QuantizeJob *job, const Targets &to, Tensor dbias)
     if (dbias.data) job->partial = cuda.partial;
 }
 
-/* Makes all views that were asked for of an operand, and, if it is a gradient, dbias += the sums over rows, where it is not absent. */
+/* Makes all views that were asked for of an operand; of a gradient also dbias += the sums over rows, where that is not
+ * absent. */
 template <bool gradient, class Source, class Element>
 static void make_operand(const char *op, const Source &from, const Element &element, Operand *o, unsigned views,
                          const Targets &to, bool aligned, int64_t part_cols, QuantizePlace place, Tensor dbias)

@@ -211,6 +211,10 @@ void self_test(const Ops *ops)
     ops->workspace_set(workspace, &need);
     for (int i = 0; i < 4; i++) m[i].device = device_memory(LARGEST * sizeof(float));
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) try_product(ops, &CASES[i], &m[0], &m[1], &m[2], &m[3]);
+    cuda.fast_sums = true; /* gradients added within the product */
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++)
+        if (CASES[i].accumulate) try_product(ops, &CASES[i], &m[0], &m[1], &m[2], &m[3]);
+    cuda.fast_sums = false;
     for (int i = 0; i < 4; i++) cuda_check(cudaFree(m[i].device), "self-test");
     cuda_check(cudaFree(workspace), "self-test");
     free(m);
