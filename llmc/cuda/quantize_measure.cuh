@@ -79,7 +79,7 @@ LLMC_INLINE void add_stats(QuantStats *to, const QuantStats *s)
     to->signal2 += s->signal2;
 }
 
-template <class Source> __global__ void __launch_bounds__(MEASURE_THREADS) measure_copy(Source from, MeasureJob job)
+template <class Source> __global__ void __launch_bounds__(MEASURE_THREADS, 8) measure_copy(Source from, MeasureJob job)
 {
     __shared__ QuantStats stats[MEASURE_THREADS];
     Nvfp4Scale tensor = load_struct(job.scale).tensor;
