@@ -38,7 +38,7 @@ bad() { # bad NAME: what the command said is in $scratch/log
 
 core="block device fiber launch memory settings shared stats stream"
 cublaslt="cublaslt cublaslt_descriptors cublaslt_rules cublaslt_compute"
-flags=(-std=c++17 -O2 -g -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -DCUDA_ON_CPU -Wall -Wextra -Werror
+flags=(-std=c++17 -O2 -g -fopenmp -ffp-contract=off -fno-math-errno -fno-trapping-math -DCUDA_ON_CPU -Wall -Wextra -Werror -Wno-unknown-pragmas
     -Idev/cuda_on_cpu -isystem "$cuda")
 read -ra more <<<"${DOUBLES_CXXFLAGS:-}" # e.g. sanitizers
 flags+=("${more[@]}")
