@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The CUDA program as nvcc builds it: for sm_100a and sm_80, with LLMC_TEST_ALL=1 for all five targets. No warning, no kernel
-# that spills registers (a table of all of them is printed), and without a GPU the program says so. Then what is compiled
-# otherwise with cuDNN, for sm_90, where its headers and cudnn-frontend's are found. Skipped without nvcc.
+# The CUDA program as nvcc builds it: for sm_100a and, of sm_80, the kernels that are short of registers; LLMC_TEST_ALL=1:
+# all of it for all five targets. No warning, no kernel that spills registers (a table of all of them is printed), and
+# without a GPU the program says so. Then what is compiled otherwise with cuDNN, for sm_90, where its headers and
+# cudnn-frontend's are found. Skipped without nvcc.
 # shellcheck source=test/lib.sh disable=SC2317 # functions that only `check` calls
 source "$(dirname "$0")/lib.sh"
 
@@ -30,12 +31,14 @@ no_spills() { awk '$NF > 0 { bad = 1; print "        spills: " $0 } END { exit b
 
 objects=$(for source in llmc/cuda/*.cu; do basename "$source" .cu; done | grep -v attention_cudnn)
 for arch in $archs; do
+    files=$objects
+    [ "$long$arch" = 0sm_80 ] && files='attention_forward attention_backward operand norm' # where registers are scarce
     # shellcheck disable=SC2046,SC2086 # words
-    nvcc_make $arch $(printf "$build/$arch/nvcc/%s.o " $objects)
+    nvcc_make $arch $(printf "$build/$arch/nvcc/%s.o " $files)
     check "$arch: compiles" exits 0
     check "$arch: no warning" not grep -h 'warning' "$build/$arch"/nvcc/*.log
     table "$arch" >"$scratch/table"
-    check "$arch: kernels are listed" holds "$(wc -l <"$scratch/table") > 50"
+    check "$arch: kernels are listed" holds "$(wc -l <"$scratch/table") > 20"
     echo "measured $arch: $(wc -l <"$scratch/table") kernels, at most $(awk '{ print $(NF - 1) }' "$scratch/table" | sort -n | tail -n 1) registers"
     [ "$long" = 1 ] && sed 's/^/measured   /' "$scratch/table"
     check "$arch: no kernel spills" no_spills
@@ -48,7 +51,7 @@ if ! nvidia-smi >/dev/null 2>&1; then
 fi
 mine=0
 [ -e train_gpt_nvfp4 ] || mine=1 # one that is there stays
-[ $mine = 1 ] && nvcc_make sm_80 train_gpt_nvfp4
+[ $mine = 1 ] && nvcc_make sm_100 train_gpt_nvfp4
 check "train_gpt_nvfp4: links" exits 0
 if ! nvidia-smi >/dev/null 2>&1; then
     program=./train_gpt_nvfp4 gpt plan
