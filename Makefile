@@ -109,10 +109,11 @@ NCCL_FLAGS := -DLLMC_NCCL $(addprefix -isystem ,$(filter-out $(CUDA_HOME)/includ
 else ifneq ($(CUDA_H),)
 SKIPPED   += NCCL (no nccl.h, or no MPI: the CUDA programs run on one GPU);
 endif
-CUDA_TEST = $(if $(CUDA_H),train_gpt_nvfp4_cpu $(if $(NCCL_FLAGS),$(CPU_CUDA)/ranks_comm)) # without the headers the tests of CUDA are skipped
 ifeq ($(origin CXX),default) # of the same maker as CC
 CXX       := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(subst gcc,g++,$(if $(findstring gcc,$(CC)),$(CC),gcc)))
 endif
+# Without the headers, a C++ compiler or Python the tests of CUDA are skipped.
+CUDA_TEST = $(if $(and $(CUDA_H),$(shell command -v $(CXX)),$(shell command -v python3)),train_gpt_nvfp4_cpu $(if $(NCCL_FLAGS),$(CPU_CUDA)/ranks_comm))
 # cuda_on_cpu: objects in $(CPU_CUDA); optimised like the CPU backend, so that the program can be used.
 CPU_CUDA  := $(BUILD)/cuda_on_cpu
 CXXFLAGS  := -std=c++17 $(OPTIMIZE) -g -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -Wno-unknown-pragmas -Wno-pass-failed $(filter -fopenmp,$(CFLAGS)) $(EXTRA_CFLAGS)

@@ -204,6 +204,7 @@ int checkpoint_start(CheckpointWriter *w, const char *run_dir, const Model *mode
     w->memory = w->bytes > before.bytes ? xrealloc(before.memory, w->bytes) : before.memory;
     collect(w, false);
     w->in_thread = background && pthread_create(&w->thread, NULL, write_files, w) == 0;
+    if (background && !w->in_thread) note("note: no thread for the checkpoint: training waits for it");
     if (!w->in_thread) write_files(w);
     return background ? 0 : checkpoint_finish(w, error);
 }

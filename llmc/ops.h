@@ -94,6 +94,17 @@ typedef struct { /* what quantization did to the operands of one layer and role,
     double error2, signal2;      /* sums of (after - before)^2 and before^2 */
 } QuantStats;
 
+LLMC_INLINE void quant_stats_add(QuantStats *to, const QuantStats *s)
+{
+    to->elements += s->elements;
+    to->zeroed += s->zeroed;
+    to->clipped += s->clipped;
+    to->blocks += s->blocks;
+    to->zero_blocks += s->zero_blocks;
+    to->error2 += s->error2;
+    to->signal2 += s->signal2;
+}
+
 enum { OPERAND_ROLES = 4 * OPERAND_COPIES }; /* 4 projections (recipe.h) */
 
 /* Memory of a weight's views that 16 rows of the master fill: what ranks gather. */

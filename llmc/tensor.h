@@ -91,6 +91,8 @@ typedef struct {
 
 static inline bool format_is_plain(Format f) { return f == FORMAT_FP32 || f == FORMAT_BF16; }
 
+static inline DType view_dtype(const View *v) { return v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16; }
+
 /* Row and column view in one memory: rule 1 above. */
 static inline bool views_are_one(const ViewFormat *row, const ViewFormat *col)
 {

@@ -1,6 +1,7 @@
 /* See trainer.h. */
 #include "trainer.h"
 
+#include "algorithms.h"
 #include "checkpoint.h"
 #include "dataloader.h"
 #include "evaluate.h"
@@ -185,15 +186,6 @@ static void lock_run(const char *run_dir)
     free(path); /* fd stays open until the process ends */
 }
 
-static char *algorithms_path(const Trainer *t) { return xformat("%s/algorithms.json", t->options->run_dir); }
-
-static void forget_algorithms(const Trainer *t) /* of a run that is replaced */
-{
-    char *path = algorithms_path(t);
-    remove(path);
-    free(path);
-}
-
 /* From here on the run folder changes; on rank 0 alone. */
 static void open_run(Trainer *t, const Start *from)
 {
@@ -205,37 +197,8 @@ static void open_run(Trainer *t, const Start *from)
     t->log = logger_open(o->run_dir, t->saved_step, &error);
     if (!t->log) die("%s", error.text);
     write_config(t);
-    if (!from->dir) forget_algorithms(t);
+    if (!from->dir) algorithms_forget(o->run_dir);
     if (from->dir) checkpoint_prune(o->run_dir, t->state.step, o->keep_checkpoints); /* a kill may have left one more */
-}
-
-/* Algorithms chosen by timing: those of the run's folder on a resume, or on request those that rank 0 times now. All ranks
- * take the same, so that the run can be repeated. */
-static void choose_algorithms(const Trainer *t, bool resumed)
-{
-    const Ops *ops = t->model.ops;
-    Comm *comm = t->machine->comm;
-    char *path = algorithms_path(t), *text = NULL;
-    Error error;
-    uint64_t bytes = 0;
-    if (t->options->tune_gemm && !ops->tune) die_usage("tune_gemm: this program has nothing to choose from");
-    if (comm->rank == 0 && ops->tune && resumed && access(path, F_OK) == 0) {
-        text = file_read_text(path, &error);
-        if (!text) die("%s", error.text);
-    } else if (comm->rank == 0 && t->options->tune_gemm) {
-        gpt_tune(&t->model.gpt);
-        text = ops->choices();
-        if (file_write_text(path, text, &error)) die("%s", error.text);
-    }
-    if (text) bytes = strlen(text) + 1;
-    comm->broadcast(comm, &bytes, sizeof bytes, 0);
-    if (bytes && comm->rank > 0) text = xmalloc(bytes);
-    if (bytes) comm->broadcast(comm, text, bytes, 0);
-    if (bytes && ops->choices_set(text, &error))
-        note("note: %s is not used: %s; the run goes on with other algorithms, whose sums round otherwise", path,
-             error.text);
-    free(text);
-    free(path);
 }
 
 /* Opens and checks all that the run reads; then the run folder changes. Resolves the precision in *o. */
@@ -247,6 +210,7 @@ static void start(Trainer *t, Options *o)
     Comm *comm = t->machine->comm;
     comm->hang_timeout_s = o->hang_timeout_s;
     comm->stopping = stopping;
+    if (o->tune_gemm && !t->machine->ops->tune) die_usage("tune_gemm: this program has nothing to choose from");
     start_choose(&from, o);
     t->automatic = o->recipe.precision == PRECISION_AUTO;
     if (start_resolve(&from, o, t->machine->ops->native_fp4, t->precision_reason, &error)) die("%s", error.text);
@@ -282,7 +246,7 @@ static void start(Trainer *t, Options *o)
     if (!from.dir) zero_init_params(&t->model.zero, (uint64_t)o->seed);
     t->state.file_list_hash = dataloader_file_list_hash(t->data);
     gpt_enter_step(&t->model.gpt, (uint32_t)t->state.step);
-    choose_algorithms(t, from.dir != NULL);
+    algorithms_choose(&t->model, o->run_dir, from.dir != NULL, o->tune_gemm);
     telemetry_open(&t->telemetry, &t->model, o);
     t->peak_flops = t->model.ops->peak_flops(t->model.recipe.act);
     print_header(t, from.dir);

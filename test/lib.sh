@@ -55,6 +55,15 @@ gpt() { # gpt ARGUMENT...
     code=$?
 }
 
+# The CUDA program on a CPU.
+cuda=${TRAIN_GPT_CUDA:-./train_gpt_nvfp4_cpu}
+on_cuda() { program=$cuda gpt "$@"; }
+needs_cuda() { # needs_cuda WHAT: ends the test where the program is not there
+    [ -x "$cuda" ] && return
+    skip "$1" "no $cuda (make train_gpt_nvfp4_cpu needs the CUDA headers)"
+    finish
+}
+
 exits() { [ "$code" -eq "$1" ]; }                              # exits CODE
 says() { grep -qF -- "$2" "$scratch/$1"; }                     # says out|err TEXT
 matches() { grep -qE -- "$2" "$scratch/$1"; }                  # matches out|err REGEX
@@ -76,6 +85,12 @@ same_log() { # same_log RUN REFERENCE: equal but for times; says where not
     printf '%s\n' "$difference" | cut -c 1-300 | sed 's/^/        /'
     return 1
 }
+
+relative() { # relative RUN REFERENCE KEY: differences of the logs' lines, of all that have the key in both
+    paste <(sed -n "s/.*\"$3\":\([^,}]*\).*/\1/p" "$1/log.jsonl") <(sed -n "s/.*\"$3\":\([^,}]*\).*/\1/p" "$2/log.jsonl") |
+        awk 'NF != 2 { print 1; exit } { d = ($1 - $2) / $2; print d < 0 ? -d : d }'
+}
+worst() { relative "$@" | awk '{ if ($1 > w) w = $1 } END { print NR ? w + 0 : 1 }'; } # worst RUN REFERENCE KEY
 
 steps_of() { find "$1/checkpoints" -name 'step_*' 2>/dev/null | sed -nE 's/.*step_([0-9]{8})$/\1/p' | sort | sed 's/^0*//; s/^$/0/'; }
 newest_step() { steps_of "$1" | tail -n 1; }

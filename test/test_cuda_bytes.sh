@@ -6,10 +6,7 @@ source "$(dirname "$0")/lib.sh"
 
 build=${BUILD:-build}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
-if [ ! -x ./train_gpt_nvfp4_cpu ]; then
-    skip "bytes of CUDA kernels" "no train_gpt_nvfp4_cpu (needs the CUDA headers)"
-    finish
-fi
+needs_cuda "bytes of CUDA kernels"
 compiler=$(awk '{ print $1; exit }' "$build/flags") # the one that built the rest
 called="make bytes"
 timeout 900 make "CC=$compiler" "BUILD=$build" bytes >"$scratch/out" 2>"$scratch/err"

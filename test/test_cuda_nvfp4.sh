@@ -6,12 +6,7 @@
 # shellcheck source=test/lib.sh disable=SC2317 # functions that only `check` calls
 source "$(dirname "$0")/lib.sh"
 
-cuda=${TRAIN_GPT_CUDA:-./train_gpt_nvfp4_cpu}
-if [ ! -x "$cuda" ]; then
-    skip "NVFP4 in the CUDA program on a CPU" "no $cuda (make train_gpt_nvfp4_cpu needs the CUDA headers)"
-    finish
-fi
-on_cuda() { program=$cuda gpt "$@"; }
+needs_cuda "NVFP4 in the CUDA program on a CPU"
 
 declare -A MODEL=(
     [gpt2]='--arch gpt2 --hidden 48 --heads 3'
@@ -24,11 +19,6 @@ options() { # options ARCH
     echo "${MODEL[$1]} --precision nvfp4 --layers 3 --seq_len 32 --batch 1 --global_batch_tokens 64 --steps ${steps:-20} --lr 5e-4 --warmup_steps 4
         --train_data $scratch/train.bin --val_data $scratch/val.bin --val_every 5 --val_batches 2 --checkpoint_every 5 --hash_every 0"
 }
-relative() { # relative RUN REFERENCE KEY: differences of all lines that have the key in both
-    paste <(sed -n "s/.*\"$3\":\\([^,}]*\\).*/\\1/p" "$1/log.jsonl") <(sed -n "s/.*\"$3\":\\([^,}]*\\).*/\\1/p" "$2/log.jsonl") |
-        awk 'NF != 2 { print 1; exit } { d = ($1 - $2) / $2; print d < 0 ? -d : d }'
-}
-worst() { relative "$@" | awk '{ if ($1 > w) w = $1 } END { print NR ? w + 0 : 1 }'; }
 near() { # near NAME RUN REFERENCE: losses and validation within LIMIT (1e-3) at every step
     local loss val
     loss=$(worst "$2" "$3" loss) val=$(worst "$2" "$3" val_loss)

@@ -19,6 +19,13 @@ if [ -z "$cuda" ]; then
     exit 0
 fi
 
+for tool in g++ python3; do
+    command -v $tool >/dev/null && continue
+    echo "skipped cuda_on_cpu: no $tool"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+done
+
 out=$(mktemp -d) || exit 1
 trap 'rm -rf "$out"' EXIT
 passed=0 failed=0 skipped=0

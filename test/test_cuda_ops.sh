@@ -6,10 +6,7 @@
 source "$(dirname "$0")/lib.sh"
 
 build=${BUILD:-build}
-if [ ! -x ./train_gpt_nvfp4_cpu ]; then
-    skip "CUDA operations" "no train_gpt_nvfp4_cpu (needs the CUDA headers)"
-    finish
-fi
+needs_cuda "CUDA operations"
 compiler=$(awk '{ print $1; exit }' "$build/flags") # the one that built the rest
 
 make_ops() { # make_ops NAME BUILD ARGUMENT...

@@ -4,10 +4,7 @@
 source "$(dirname "$0")/lib.sh"
 
 build=${BUILD:-build}
-if [ ! -x ./train_gpt_nvfp4_cpu ]; then
-    skip "CUDA quantization" "no train_gpt_nvfp4_cpu (needs the CUDA headers)"
-    finish
-fi
+needs_cuda "CUDA quantization"
 compiler=$(awk '{ print $1; exit }' "$build/flags") # the one that built the rest
 called="make $build/cuda_on_cpu/quantize_block"
 timeout 600 make "CC=$compiler" "BUILD=$build" "$build/cuda_on_cpu/quantize_block" >"$scratch/out" 2>"$scratch/err"

@@ -6,12 +6,7 @@
 # shellcheck source=test/lib.sh disable=SC2317 # functions that only `check` calls
 source "$(dirname "$0")/lib.sh"
 
-cuda=${TRAIN_GPT_CUDA:-./train_gpt_nvfp4_cpu}
-if [ ! -x "$cuda" ]; then
-    skip "the CUDA program on a CPU" "no $cuda (make train_gpt_nvfp4_cpu needs the CUDA headers)"
-    finish
-fi
-on_cuda() { program=$cuda gpt "$@"; }
+needs_cuda "the CUDA program on a CPU"
 
 declare -A MODEL=(
     [gpt2]='--arch gpt2 --hidden 48 --heads 3'
@@ -24,11 +19,6 @@ options() { # options ARCH PRECISION
     echo "${MODEL[$1]} --precision $2 --layers 2 --seq_len 48 --batch 2 --global_batch_tokens 192 --steps 20 --lr 4e-3 --warmup_steps 4
         --train_data $scratch/train.bin --val_data $scratch/val.bin --val_every 10 --val_batches 2 --checkpoint_every 10"
 }
-relative() { # relative RUN REFERENCE KEY: differences of all lines that have the key in both
-    paste <(sed -n "s/.*\"$3\":\([^,}]*\).*/\1/p" "$1/log.jsonl") <(sed -n "s/.*\"$3\":\([^,}]*\).*/\1/p" "$2/log.jsonl") |
-        awk 'NF != 2 { print 1; exit } { d = ($1 - $2) / $2; print d < 0 ? -d : d }'
-}
-worst() { relative "$@" | awk '{ if ($1 > w) w = $1 } END { print NR ? w + 0 : 1 }'; }
 beyond() { relative "$@" | awk -v limit="$4" '$1 > limit { n++ } END { print NR ? n + 0 : 99 }'; } # beyond RUN REFERENCE KEY LIMIT
 near() { # near RUN REFERENCE: losses and validation within 1e-3 at every step; norms within 2% at all but two, where they jump
     local loss val norm

@@ -7,8 +7,6 @@
 #include "cpu.h"
 #include "simd.h"
 
-static DType view_dtype(const View *v) { return v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16; }
-
 static Tensor view_tensor(const Operand *o, const View *v)
 {
     return (Tensor){v->data, view_dtype(v), o->rows, o->cols, o->cols};

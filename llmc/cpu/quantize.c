@@ -392,16 +392,7 @@ static void measure(const Quantizer *q, Tensor src, int layer)
         *s = (QuantStats){0};
         for (int64_t c0 = 0; c0 < src.cols; c0 += 16) measure_tile(s, q, src, r0, c0);
     }
-    for (int64_t t = 0; t < ceil_div(src.rows, 16); t++) {
-        const QuantStats *s = &cpu.tile_stats[t];
-        sum->elements += s->elements;
-        sum->zeroed += s->zeroed;
-        sum->clipped += s->clipped;
-        sum->blocks += s->blocks;
-        sum->zero_blocks += s->zero_blocks;
-        sum->error2 += s->error2;
-        sum->signal2 += s->signal2;
-    }
+    for (int64_t t = 0; t < ceil_div(src.rows, 16); t++) quant_stats_add(sum, &cpu.tile_stats[t]);
 }
 
 /* The views to make, as quantizers; returns their count. */

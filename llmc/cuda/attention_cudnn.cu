@@ -223,17 +223,3 @@ void attention_cudnn_open(void)
     check(cudnnCreate(&cudnn.handle), "cudnnCreate");
     check(cudnnSetStream(cudnn.handle, cuda.stream), "cudnnSetStream");
 }
-
-void attention_cudnn_close(void)
-{
-    while (cudnn.plan) {
-        Plan *next = cudnn.plan->next;
-        delete cudnn.plan;
-        cudnn.plan = next;
-    }
-    cuda_check(cudaStreamSynchronize(cuda.stream), "attention");
-    cuda_check(cudaFree(cudnn.workspace), "attention");
-    cudnn.workspace = NULL;
-    cudnn.workspace_bytes = 0;
-    check(cudnnDestroy(cudnn.handle), "cudnnDestroy");
-}

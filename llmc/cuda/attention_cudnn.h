@@ -8,7 +8,6 @@
 #include "../ops.h"
 
 void attention_cudnn_open(void); /* after cuda.stream; dies when cuDNN does not work */
-void attention_cudnn_close(void);
 
 /* As the operations of these names; false, and nothing done, when the case is not for cuDNN: FP32, documents, a cache,
  * rows or head sizes that do not fit, or a shape that cuDNN refuses (said once). */

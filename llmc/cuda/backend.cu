@@ -19,7 +19,7 @@
 
 CudaState cuda;
 
-enum { RESULTS = 2 }; /* that may be on their way */
+enum { RESULTS = 2, /* that may be on their way */ STAGING = 8 << 20 /* bytes: several steps of tokens */ };
 
 static struct {
     Ops ops;
@@ -29,6 +29,12 @@ static struct {
     StepResult *result; /* [RESULTS] pinned host memory */
     cudaEvent_t result_there[RESULTS];
     unsigned posted, collected; /* counts since the backend was opened */
+    /* What is copied to the device goes through pinned memory, so that the host need not wait: two halves by turns, each
+     * with the event after which its copies have been read. */
+    char *staging[2];
+    cudaEvent_t staging_read[2];
+    int half;
+    size_t staged; /* bytes of the half in use */
 } backend;
 
 void cuda_check(cudaError_t status, const char *what)
@@ -72,10 +78,28 @@ static void cuda_free(void *memory, size_t bytes)
     cuda_check(cudaFree(memory), "free");
 }
 
-/* Pageable memory: it is read before the call returns. */
+/* Room for `bytes`; waits where the copies of the half that comes next have not all been made yet. */
+static char *stage(size_t bytes)
+{
+    if (backend.staged + bytes > STAGING) {
+        cuda_check(cudaEventRecord(backend.staging_read[backend.half], cuda.stream), "copy_in");
+        backend.half = 1 - backend.half;
+        backend.staged = 0;
+        cuda_check(cudaEventSynchronize(backend.staging_read[backend.half]), "copy_in");
+    }
+    char *at = backend.staging[backend.half] + backend.staged;
+    backend.staged += (bytes + 63) / 64 * 64;
+    return at;
+}
+
 static void cuda_copy_in(void *dst, const void *host, size_t bytes)
 {
-    cuda_check(cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, cuda.stream), "copy_in");
+    for (size_t done = 0; done < bytes; done += STAGING) {
+        size_t piece = (size_t)min_i64((int64_t)(bytes - done), STAGING);
+        char *staged = stage(piece);
+        memcpy(staged, (const char *)host + done, piece);
+        cuda_check(cudaMemcpyAsync((char *)dst + done, staged, piece, cudaMemcpyHostToDevice, cuda.stream), "copy_in");
+    }
 }
 
 static void cuda_copy_out(void *host, const void *src, size_t bytes)
@@ -230,25 +254,18 @@ static void open_device(void)
              gemm_library(), has_fp4() ? "native" : "emulated", attention);
 }
 
-static void close_libraries(void)
-{
-    gemm_close();
-#ifdef LLMC_CUDNN
-    attention_cudnn_close();
-#endif
-}
-
 int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
 {
     if (strcmp(isa, "auto")) return error_set(error, "isa %s: is of train_gpt; this program runs on a GPU", isa);
-    if (cuda.stream) close_libraries();
-    cuda = CudaState();
-    backend.posted = backend.collected = 0;
     open_device();
     cuda_check(cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking), "cudaStreamCreate");
     cuda_check(cudaMallocHost((void **)&backend.result, RESULTS * sizeof *backend.result), "cudaMallocHost");
     for (int i = 0; i < RESULTS; i++)
         cuda_check(cudaEventCreateWithFlags(&backend.result_there[i], cudaEventDisableTiming), "cudaEventCreate");
+    for (int i = 0; i < 2; i++) {
+        cuda_check(cudaMallocHost((void **)&backend.staging[i], STAGING), "cudaMallocHost");
+        cuda_check(cudaEventCreateWithFlags(&backend.staging_read[i], cudaEventDisableTiming), "cudaEventCreate");
+    }
     backend.threads = 1;
 #ifdef _OPENMP
     if (threads > 0) omp_set_num_threads((int)threads);

@@ -52,7 +52,7 @@ static struct {
     float *scalar;  /* [3] on the device: an alpha, 0 and 1 */
     bool native_fp4;
     uint16_t *expanded[2]; /* emulated NVFP4: the operands in BF16 */
-    char library[32];
+    char name[32];         /* "cuBLASLt 13.1.0" */
 } gemm;
 
 static void check(cublasStatus_t status, const char *what)
@@ -65,29 +65,14 @@ static void check(cublasStatus_t status, const char *what)
 const char *gemm_library(void)
 {
     size_t version = cublasLtGetVersion();
-    snprintf(gemm.library, sizeof gemm.library, "cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100,
-             version % 100);
-    return gemm.library;
+    snprintf(gemm.name, sizeof gemm.name, "cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+    return gemm.name;
 }
 
 void gemm_open(bool native_fp4)
 {
     check(cublasLtCreate(&gemm.handle), "cublasLtCreate");
     gemm.native_fp4 = native_fp4;
-}
-
-void gemm_close(void)
-{
-    for (int i = 0; i < gemm.count; i++) {
-        cublasLtMatmulDescDestroy(gemm.plan[i].product);
-        cublasLtMatrixLayoutDestroy(gemm.plan[i].a);
-        cublasLtMatrixLayoutDestroy(gemm.plan[i].b);
-        cublasLtMatrixLayoutDestroy(gemm.plan[i].out);
-    }
-    free(gemm.plan);
-    free(gemm.choice);
-    cublasLtDestroy(gemm.handle);
-    memset(&gemm, 0, sizeof gemm);
 }
 
 /* Of one operand of an emulated product: of tokens, or a weight; both sides padded to 32. */

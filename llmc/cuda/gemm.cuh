@@ -38,7 +38,6 @@ typedef struct {
 } GemmOutput;
 
 void gemm_open(bool native_fp4); /* after cuda.stream; dies when cuBLASLt does not work */
-void gemm_close(void);
 size_t gemm_workspace_bytes(const Need *need);
 void gemm_workspace_set(void *memory, const Need *need); /* 256-byte aligned */
 

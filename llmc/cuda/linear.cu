@@ -6,8 +6,6 @@
 #include "gemm.cuh"
 #include "nvfp4_view.cuh"
 
-static DType view_dtype(const View *v) { return v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16; }
-
 typedef struct { /* one operand of a product */
     const Operand *o;
     const View *view;

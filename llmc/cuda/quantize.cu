@@ -159,5 +159,5 @@ void quantize_collect_stats(uint32_t place)
     cuda_check(cudaMemcpyAsync(of_block, space.stats.p, sizeof of_block, cudaMemcpyDeviceToHost, cuda.stream),
                "measure");
     cuda_check(cudaStreamSynchronize(cuda.stream), "measure");
-    for (int i = 0; i < MEASURE_BLOCKS; i++) add_stats(sum, &of_block[i]);
+    for (int i = 0; i < MEASURE_BLOCKS; i++) quant_stats_add(sum, &of_block[i]);
 }

@@ -68,17 +68,6 @@ __device__ inline void measure_block(QuantStats *s, const Source &from, const Me
     }
 }
 
-LLMC_INLINE void add_stats(QuantStats *to, const QuantStats *s)
-{
-    to->elements += s->elements;
-    to->zeroed += s->zeroed;
-    to->clipped += s->clipped;
-    to->blocks += s->blocks;
-    to->zero_blocks += s->zero_blocks;
-    to->error2 += s->error2;
-    to->signal2 += s->signal2;
-}
-
 template <class Source> __global__ void __launch_bounds__(MEASURE_THREADS, 8) measure_copy(Source from, MeasureJob job)
 {
     __shared__ QuantStats stats[MEASURE_THREADS];
@@ -91,7 +80,7 @@ template <class Source> __global__ void __launch_bounds__(MEASURE_THREADS, 8) me
     stats[threadIdx.x] = mine;
     __syncthreads();
     if (threadIdx.x) return;
-    for (int i = 1; i < MEASURE_THREADS; i++) add_stats(&mine, &stats[i]);
+    for (int i = 1; i < MEASURE_THREADS; i++) quant_stats_add(&mine, &stats[i]);
     uint64_t word[sizeof mine / 8];
     memcpy(word, &mine, sizeof mine);
     for (int i = 0; i < (int)(sizeof mine / 8); i++) job.stats.st(blockIdx.x * (sizeof mine / 8) + i, word[i]);

@@ -7,8 +7,6 @@
 #include "backend.h"
 #include "quantize.cuh"
 
-static DType plain_dtype(const View *v) { return v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16; }
-
 static bool is_square(const Linear *w)
 {
     const ViewFormat *f = &w->weight.row.format;
@@ -207,7 +205,7 @@ static void copy_rows(const Operand *o, Tensor rows, int64_t row0)
     const View *view[2] = {&o->row, &o->col};
     for (int i = 0; i < 2; i++) {
         if (!format_is_plain(view[i]->format.format) || !rows.rows) continue;
-        Tensor whole = {view[i]->data, plain_dtype(view[i]), o->rows, o->cols, o->cols};
+        Tensor whole = {view[i]->data, view_dtype(view[i]), o->rows, o->cols, o->cols};
         Tensor part = tensor_rows(whole, row0, rows.rows);
         bool done = i == 1 && view[1]->data == view[0]->data;
         if (part.data != rows.data && !done) cuda_copy(part, rows);
@@ -222,7 +220,7 @@ static Targets plain_target(const Operand *o, const void *source)
     const View *view[2] = {&o->row, &o->col};
     for (int i = 0; i < 2; i++)
         if (format_is_plain(view[i]->format.format) && view[i]->data != source)
-            add_target(&to, Tensor{view[i]->data, plain_dtype(view[i]), o->rows, o->cols, o->cols});
+            add_target(&to, Tensor{view[i]->data, view_dtype(view[i]), o->rows, o->cols, o->cols});
     return to;
 }
 
@@ -285,7 +283,7 @@ int cuda_weight_pieces(const Linear *w, WeightPiece out[WEIGHT_PIECES])
         if (view[i]->format.format == FORMAT_NVFP4)
             die_usage(
                 "weights in 1 x 16 blocks cannot be sharded on a GPU: use --weight_blocks 16x16, or --zero_stage 0");
-        size_t row_bytes = (size_t)o->cols * dtype_bytes(plain_dtype(view[i]));
+        size_t row_bytes = (size_t)o->cols * dtype_bytes(view_dtype(view[i]));
         out[count++] = WeightPiece{(char *)view[i]->data, 16 * row_bytes, (size_t)o->rows * row_bytes};
     }
     return count;
