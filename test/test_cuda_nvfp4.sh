@@ -163,7 +163,7 @@ check "CUDA's checkpoint on the CPU: losses" near "and back" "$run" "$scratch/cp
 # ---- what is refused
 
 # shellcheck disable=SC2046 # words
-CUDA_ON_CPU_CAPABILITY=9.0 on_cuda $(options llama) --run_dir "$scratch/no" --native_rounding true
+on_cuda $(options llama) --run_dir "$scratch/no" --native_rounding true
 check "native_rounding where there is none: refused" exits 2
 check "native_rounding where there is none: says so" says err 'native_rounding: '
 finish

@@ -52,6 +52,15 @@ static int capability(void)
     return 10 * major + minor;
 }
 
+static bool has_native_rounding(void)
+{
+#ifdef CUDA_ON_CPU /* where cvt.rs is not played */
+    return false;
+#else
+    return capability() == 100 || capability() == 103;
+#endif
+}
+
 static bool has_fp4(void) { return capability() / 10 == 10 || capability() / 10 == 12; } /* tensor cores for NVFP4 */
 
 /* ---- memory ---- */
@@ -145,11 +154,15 @@ static char *step_field(size_t offset) { return (char *)cuda.step.p + offset; }
 static void cuda_workspace_set(void *memory, const Need *need)
 {
     int32_t finite = 1;
-    lay_out((char *)memory, need);
     cuda.fast_sums = need->fast_sums;
     cuda.native_rounding = need->native_rounding;
-    if (need->native_rounding && capability() != 100 && capability() != 103)
-        die_usage("native_rounding: only sm_100 (B200) and sm_103 (B300) have the instruction");
+    if (need->native_rounding) {
+        if (!has_native_rounding())
+            die_usage(
+                "native_rounding: only sm_100 (B200) and sm_103 (B300) have the instruction, and no CPU plays it");
+        self_test_rounding(&backend.ops);
+    }
+    lay_out((char *)memory, need);
     cuda_copy_in(step_field(offsetof(DeviceStep, finite)), &finite, sizeof finite);
 }
 

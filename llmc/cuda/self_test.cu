@@ -218,6 +218,8 @@ void self_test(const Ops *ops)
     for (int i = 0; i < 4; i++) cuda_check(cudaFree(m[i].device), "self-test");
     cuda_check(cudaFree(workspace), "self-test");
     free(m);
+    self_test_quantizers(ops);
+    self_test_rounding(ops);
 #ifdef LLMC_CUDNN
     try_attention(ops);
 #endif
