@@ -38,7 +38,7 @@ typedef struct {
     size_t bytes;
     Tensor t;        /* its data is within memory, or on the device */
     uint64_t before; /* hash of an input */
-    bool workspace;  /* neither input nor output */
+    bool scratch;    /* written, but compared by nobody */
     double *expected, bound;
 } HarnessBlock;
 
@@ -311,7 +311,8 @@ static inline double *expect(Run *run, Tensor t, double bound)
     return b->expected;
 }
 
-/* Sets a workspace of exactly the size that is needed: with what earlier runs left in it, on a device a pattern. */
+/* Sets a workspace of exactly the size that is needed, with what earlier runs left in it; the guard behind it is a
+ * pattern. */
 static inline void need_on_host(Run *run)
 {
     static char *memory;
@@ -326,15 +327,27 @@ static inline void need_on_host(Run *run)
     run->workspace = memory;
     memset(run->workspace + run->workspace_bytes, 0xA5, HARNESS_GUARD);
 }
+static inline void need_on_device(Run *run)
+{
+    static char *memory, guard[HARNESS_GUARD];
+    static size_t room;
+    size_t bytes = run->workspace_bytes + harness.guard;
+    if (room != bytes) {
+        if (memory) run->ops->free(memory, room);
+        memory = run->ops->alloc(room = bytes);
+        memset(guard, 0xA5, sizeof guard);
+        if (harness.guard) run->ops->copy_in(memory + run->workspace_bytes, guard, harness.guard);
+    }
+    run->workspace = memory;
+}
 static inline void need(Run *run, Need n)
 {
     run->workspace_bytes = run->ops->workspace_bytes(&n);
     if (run->device)
-        run->workspace = new_block(run, DTYPE_INT32, 1, (int64_t)((run->workspace_bytes + 3) / 4))->t.data;
+        need_on_device(run);
     else
         need_on_host(run);
     run->ops->workspace_set(run->workspace, &n);
-    if (run->device) run->block[run->blocks - 1].workspace = true;
 }
 
 /* ---- checks after a run ---- */
@@ -353,10 +366,13 @@ static inline void check_memory(const Run *run)
         const HarnessBlock *b = &run->block[i];
         CHECK(untouched(b->memory, HARNESS_GUARD) && untouched(b->memory + HARNESS_GUARD + b->bytes, HARNESS_GUARD),
               "%s, %d threads: wrote around %s", run->isa, run->threads, b->name ? b->name : "an input");
-        CHECK(b->name || b->workspace || b->before == hash_of(b), "%s, %d threads: changed input %d", run->isa,
+        CHECK(b->name || b->scratch || b->before == hash_of(b), "%s, %d threads: changed input %d", run->isa,
               run->threads, i);
     }
-    CHECK(!run->workspace || run->device || untouched(run->workspace + run->workspace_bytes, HARNESS_GUARD),
+    if (!run->workspace) return;
+    char copy[HARNESS_GUARD], *guard = run->workspace + run->workspace_bytes;
+    if (run->device && harness.guard) run->ops->copy_out(copy, guard, harness.guard);
+    CHECK(run->device ? untouched(copy, harness.guard) : untouched(guard, HARNESS_GUARD),
           "%s, %d threads: wrote behind the workspace", run->isa, run->threads);
 }
 

@@ -112,7 +112,7 @@ static void place_view(Run *run, Operand *o, bool col)
     }
     size_t bytes = run->ops->view_bytes(&v->format, which, o->rows, o->cols);
     HarnessBlock *b = new_block(run, DTYPE_INT32, 1, (int64_t)((bytes + 3) / 4));
-    b->workspace = true;
+    b->scratch = true;
     run->ops->view_place(v, which, o->rows, o->cols, b->t.data);
 }
 
@@ -311,7 +311,7 @@ static Tensor bias_sums(Run *run, int64_t cols, double **before)
     if (!coin(run)) return (Tensor){0};
     Tensor t = input(run, DTYPE_FP32, 1, cols, 1);
     for (int64_t c = 0; c < cols; c++) (*before)[c] = get(t, 0, c);
-    block_of(run, t)->workspace = true; /* an output, but not of the CPU's bits */
+    block_of(run, t)->scratch = true; /* an output, but not of the CPU's bits */
     return t;
 }
 
@@ -398,7 +398,7 @@ static void pack_by_parts(Run *run, Linear *w, Tensor master, uint64_t seed, uin
 {
     int64_t half = round_up(master.rows / 2, 16), first[3] = {0, half, half}, rows[3] = {half, 0, master.rows - half};
     Tensor amax = output(run, NULL, DTYPE_FP32, 1, 4);
-    block_of(run, amax)->workspace = true;
+    block_of(run, amax)->scratch = true;
     if (half > master.rows) rows[0] = master.rows, rows[2] = 0;
     for (int i = 0; i < 3; i++)
         ops(run)->weight_amax((float *)amax.data + i, tensor_rows(master, min_i64(first[i], master.rows), rows[i]));

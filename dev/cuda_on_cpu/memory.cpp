@@ -226,6 +226,9 @@ static cudaError_t allocate_device(void **p, size_t bytes)
     if (granules > h.granules - h.used) return set_error(cudaErrorMemoryAllocation);
     void *data = DeviceHeap::reserve(bytes, PROT_READ | PROT_WRITE);
     if (data == MAP_FAILED) return set_error(cudaErrorMemoryAllocation);
+#ifdef MADV_HUGEPAGE
+    madvise(data, bytes, MADV_HUGEPAGE); /* the pattern touches every page: fewer faults */
+#endif
     memset(data, UNWRITTEN, bytes);
     h.allocations.push_back(Allocation{h.begin + h.used * GRANULE + OFFSET, bytes, (char *)data});
     Allocation *a = &h.allocations.back();
