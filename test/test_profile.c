@@ -1,5 +1,5 @@
-/* profile.h: every entry of the table of operations that does work is timed, and those alone are other functions; a call
- * reaches the backend with its arguments. What the table says of runs is in test_profile.sh. */
+/* profile.h: every entry of the table of operations that does work is timed, and those alone are other functions; a
+ * call reaches the backend with its arguments. What is printed of whole runs is in test_profile.sh. */
 #include "profile.h"
 
 #include "cpu/backend.h"

@@ -32,7 +32,8 @@ def llmc_weights(path, s):
     same = lambda n, x: array.array("f", [x]) * n
     tensors = [normal(padded * C), normal(T * C), same(L * C, 1), same(L * C, 0), normal(L * 3 * C * C),
                same(L * 3 * C, 0), normal(L * C * C), same(L * C, 0), same(L * C, 1), same(L * C, 0),
-               normal(L * 4 * C * C), same(L * 4 * C, 0), normal(L * 4 * C * C), same(L * C, 0), same(C, 1), same(C, 0)]
+               normal(L * 4 * C * C), same(L * 4 * C, 0), normal(L * 4 * C * C), same(L * C, 0), same(C, 1),
+               same(C, 0)]
     with open(path, "wb") as f:
         array.array("i", [20240326, 3, T, V, L, s["heads"], C, padded] + [0] * 248).tofile(f)
         for t in tensors:
@@ -50,8 +51,8 @@ def llmc_build(checkout, folder, o):
             sys.exit(f"{checkout}/train_gpt2.c: not the file that is known: {old!r} is there {text.count(old)} times")
         text = text.replace(old, new)
     (folder / "llmc.c").write_text(text)
-    steps.output_of([os.environ.get("CC", "cc"), "-Ofast", "-march=native", "-fopenmp", "-DOMP", "-w", "-I", str(checkout),
-                     "llmc.c", "-lm", "-lgomp", "-o", "llmc"], folder)
+    steps.output_of([os.environ.get("CC", "cc"), "-Ofast", "-march=native", "-fopenmp", "-DOMP", "-w", "-I",
+                     str(checkout), "llmc.c", "-lm", "-lgomp", "-o", "llmc"], folder)
 
 
 def times_printed(command, folder, count, environment=None):
@@ -98,7 +99,7 @@ def main():
     p.add_argument("--batch", type=int, default=4)
     p.add_argument("--seq_len", type=int, default=256)
     p.add_argument("--seconds", type=float, default=10, help="at least so long in steps of every side")
-    p.add_argument("--sides", help="only these, with commas: names as in the CSV, without the precision's comma: ours bf16")
+    p.add_argument("--sides", help="only these, with commas: ours bf16,torch bf16")
     o = steps.arguments(p)
     s = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "context": CONTEXT}
     if o.quick:

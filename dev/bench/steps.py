@@ -81,8 +81,8 @@ def skipped(what, why):
 
 
 def interleave(sides, rounds, seconds):
-    """sides: {name: function(steps) -> ms of those steps}. Every round runs each side once, one after the other, so that
-    what else the machine does meets all alike, with as many steps as fill what is left of `seconds`.
+    """sides: {name: function(steps) -> ms of those steps}. Every round runs each side once, one after the other, so
+    that what else the machine does meets all alike, with as many steps as fill what is left of `seconds`.
     Returns {name: [[ms of a round's steps], ...]}."""
     result = {name: [] for name in sides}
     for r in range(rounds):
@@ -91,7 +91,8 @@ def interleave(sides, rounds, seconds):
             left = (seconds * 1e3 - sum(done)) / (rounds - r)
             times = side(max(1, math.ceil(left / statistics.median(done))) if done else 1)
             result[name].append(times)
-            print(f"round {r + 1}/{rounds} {name.replace(',', ' ')}: {statistics.median(times):.1f} ms", file=sys.stderr)
+            middle = statistics.median(times)
+            print(f"round {r + 1}/{rounds} {name.replace(',', ' ')}: {middle:.1f} ms", file=sys.stderr)
     return result
 
 
