@@ -10,10 +10,7 @@
 static size_t size(Tensor t) { return t.data ? tensor_bytes(t) : 0; }
 
 /* Of a table, a row for each of x's. */
-static size_t rows_read(Tensor x, Tensor table)
-{
-    return table.data ? (size_t)(x.rows * x.cols) * dtype_bytes(table.dtype) : 0;
-}
+static size_t rows_of(Tensor t, Tensor x) { return t.data ? (size_t)(x.rows * x.cols) * dtype_bytes(t.dtype) : 0; }
 
 /* Bytes of the views that an operation makes, and of what it reads for that; one that is its source costs nothing. */
 static size_t made_from(const Ops *ops, const Operand *o, unsigned views, const void *source, size_t read)
@@ -28,10 +25,7 @@ static size_t made_from(const Ops *ops, const Operand *o, unsigned views, const 
     return bytes ? bytes + read : 0;
 }
 
-static double product(const Linear *w, const Operand *x) /* x: of which each row is multiplied */
-{
-    return 2 * (double)x->rows * (double)w->weight.rows * (double)w->weight.cols;
-}
+static double product(const Linear *w, int64_t N) { return 2 * (double)(N * w->weight.rows * w->weight.cols); }
 
 static double attention(const Attention *a, int products)
 {
@@ -67,11 +61,12 @@ enum { BOTH = VIEW_ROW | VIEW_COL };
                      : made_from(profile.ops, dy, BOTH, g.data, size(g)))                                              \
     MOVES(X, operand_from_activation_backward, (Operand *dh, Tensor du, Tensor h, Activation f, Tensor dbias),         \
           (dh, du, h, f, dbias), made_from(profile.ops, dh, BOTH, NULL, size(du) + size(h)))                           \
-    X(linear_forward, (Tensor y, const Operand *x, const Linear *w), (y, x, w), x->row.format.format, product(w, x), 0)\
+    X(linear_forward, (Tensor y, const Operand *x, const Linear *w), (y, x, w), x->row.format.format,                  \
+      product(w, x->rows), 0)                                                                                          \
     X(linear_backward_input, (Tensor dx, const Operand *dy, const Linear *w), (dx, dy, w), dy->row.format.format,      \
-      product(w, dy), 0)                                                                                               \
+      product(w, dy->rows), 0)                                                                                         \
     X(linear_backward_weight, (Linear *w, const Operand *dy, const Operand *x), (w, dy, x), dy->col.format.format,     \
-      product(w, dy), 0)                                                                                               \
+      product(w, dy->rows), 0)                                                                                         \
     MOVES(X, weight_prepare, (Linear *w, Tensor master, uint64_t seed, uint32_t step), (w, master, seed, step),        \
           made_from(profile.ops, &w->weight, BOTH, master.data, size(master)))                                         \
     MOVES(X, weight_amax, (float *amax, Tensor rows), (amax, rows), size(rows))                                        \
@@ -81,7 +76,7 @@ enum { BOTH = VIEW_ROW | VIEW_COL };
     MOVES(X, weight_unpack, (Linear *w), (w), 0)                                                                       \
     MOVES(X, embedding_forward, (Tensor x, Tensor stats, const int32_t *tokens, Tensor wte, Tensor wpe, int64_t T,     \
           int64_t position0, const Norm *first), (x, stats, tokens, wte, wpe, T, position0, first),                    \
-          size(x) + size(stats) + rows_read(x, wte) + rows_read(x, wpe))                                               \
+          size(x) + size(stats) + rows_of(wte, x) + rows_of(wpe, x))                                                   \
     MOVES(X, embedding_backward, (Tensor dwte, Tensor dwpe, Tensor dx, const int32_t *tokens, int64_t T),              \
           (dwte, dwpe, dx, tokens, T), size(dx) + (size_t)(dx.rows * dx.cols) * (dwpe.data ? 16 : 8))                  \
     MOVES(X, residual_add, (Tensor x, Tensor stats, Tensor x_prev, Tensor y, const Norm *next),                        \
@@ -129,7 +124,7 @@ static struct { /* of the one profile of the process */
     void *memory; /* [1] float of the backend: reading it waits for what was issued */
     double peak_flops[FORMAT_COUNT], peak_bytes;
     double began, ended; /* clock; 0: no step has begun */
-    Row row[OP_COUNT][FORMAT_COUNT];
+    Row row[OP_COUNT * FORMAT_COUNT];
 } profile;
 
 /* ---- the wrappers ---- */
@@ -146,8 +141,10 @@ static void account(int op, Format format, double start, double flops, double by
     double end = now_seconds();
     if (op == OP_begin_step && profile.began == 0) profile.began = start;
     if (profile.began == 0) return;
-    Row *row = &profile.row[op][format];
+    Row *row = &profile.row[op * FORMAT_COUNT + (int)format];
     profile.ended = end;
+    row->op = op;
+    row->format = format;
     row->calls++;
     row->seconds += end - start;
     row->flops += flops;
@@ -205,8 +202,9 @@ const Ops *profile_open(const Ops *ops)
 
 static int slower_first(const void *a, const void *b)
 {
-    double x = ((const Row *)a)->seconds, y = ((const Row *)b)->seconds;
-    return (x < y) - (x > y);
+    const Row *x = a, *y = b; /* what was not called comes last, also behind no time at all */
+    if (x->seconds == y->seconds) return (x->calls < y->calls) - (x->calls > y->calls);
+    return x->seconds < y->seconds ? 1 : -1;
 }
 
 static void print_row(const Row *row, double steps, double seconds)
@@ -215,7 +213,7 @@ static void print_row(const Row *row, double steps, double seconds)
     double peak = row->flops > 0 ? profile.peak_flops[row->format] : profile.peak_bytes;
     char name[64];
     snprintf(name, sizeof name, "%s%s", NAMES[row->op], FORMATS[row->format]);
-    printf("%-34s %8lld %10.3f %6.2f%%", name, (long long)row->calls, row->seconds * 1e3 / steps,
+    printf("%-35s %8lld %10.3f %6.2f%%", name, (long long)row->calls, row->seconds * 1e3 / steps,
            100 * row->seconds / seconds);
     if (work > 0 && row->seconds > 0)
         printf(" %9.1f %s %5.1f%%", rate * 1e-9, row->flops > 0 ? "GFLOP/s" : "GB/s   ", 100 * rate / peak);
@@ -224,29 +222,23 @@ static void print_row(const Row *row, double steps, double seconds)
 
 void profile_print(void)
 {
-    Row row[OP_COUNT * FORMAT_COUNT];
-    double seconds = profile.ended - profile.began, sum = 0, steps = 0;
-    int count = 0;
-    for (int op = 0; op < OP_COUNT; op++)
-        for (int format = 0; format < FORMAT_COUNT; format++) {
-            Row *r = &profile.row[op][format];
-            r->op = op;
-            r->format = (Format)format;
-            sum += r->seconds;
-            if (r->calls) row[count++] = *r;
-        }
-    steps = (double)profile.row[OP_result_post][FORMAT_NONE].calls;
+    double seconds = profile.ended - profile.began, sum = 0;
+    double steps = (double)profile.row[OP_result_post * FORMAT_COUNT].calls;
+    const Row *end = profile.row + OP_COUNT * FORMAT_COUNT;
     if (steps == 0) {
         printf("profile: no step was run\n");
         return;
     }
-    qsort(row, (size_t)count, sizeof *row, slower_first);
+    qsort(profile.row, OP_COUNT * FORMAT_COUNT, sizeof(Row), slower_first);
     printf("\nprofile of %.0f steps, %.3f s, on %s; peaks: %.0f GFLOP/s fp32, %.0f bf16, copy %.1f GB/s\n", steps,
            seconds, profile.ops->name, profile.peak_flops[FORMAT_FP32] * 1e-9, profile.peak_flops[FORMAT_BF16] * 1e-9,
            profile.peak_bytes * 1e-9);
-    printf("%-34s %8s %10s %7s %17s %6s\n", "operation", "calls", "ms a step", "share", "rate", "peak");
-    for (int i = 0; i < count; i++) print_row(&row[i], steps, seconds);
-    printf("%-34s %8s %10.3f %6.2f%%\n", "all operations", "", sum * 1e3 / steps, 100 * sum / seconds);
-    printf("%-34s %8s %10.3f %6.2f%%\n", "rest: data, log, collectives, files", "", (seconds - sum) * 1e3 / steps,
+    printf("%-35s %8s %10s %7s %17s %6s\n", "operation", "calls", "ms a step", "share", "rate", "peak");
+    for (const Row *row = profile.row; row < end && row->calls; row++) {
+        print_row(row, steps, seconds);
+        sum += row->seconds;
+    }
+    printf("%-35s %8s %10.3f %6.2f%%\n", "all operations", "", sum * 1e3 / steps, 100 * sum / seconds);
+    printf("%-35s %8s %10.3f %6.2f%%\n", "rest: data, log, collectives, files", "", (seconds - sum) * 1e3 / steps,
            100 * (1 - sum / seconds));
 }

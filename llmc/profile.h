@@ -4,8 +4,9 @@
  * model nor the backend knows; without the option nothing of this runs. Each call's work follows from its arguments:
  * of products and attention the floating-point operations (causal; documents are not subtracted), of the rest the bytes
  * that it must at least read and write. The clock runs from the first step's begin_step to the end of the last
- * operation; the first step also touches the memory for the first time, so take ten or more. Where the host runs ahead of the device (result_lag), it waits after every operation: the sum of the times
- * is then that of a run that does not overlap anything. Floor 2.
+ * operation; the first step also touches the memory for the first time, so take ten or more. Where the host runs ahead
+ * of the device (result_lag), it waits after every operation: the times are then those of a run that overlaps nothing.
+ * Floor 2.
  */
 #ifndef LLMC_PROFILE_H
 #define LLMC_PROFILE_H
