@@ -101,7 +101,8 @@ def main():
     p.add_argument("--seconds", type=float, default=10, help="at least so long in steps of every side")
     p.add_argument("--sides", help="only these, with commas: ours bf16,torch bf16")
     o = steps.arguments(p)
-    s = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "context": CONTEXT}
+    s = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB,
+         "context": max(CONTEXT, o.seq_len)}
     if o.quick:
         s.update(layers=2, hidden=32, heads=2, vocab=256, context=64)
         o.batch, o.seq_len, o.seconds = 2, 32, 0.05
