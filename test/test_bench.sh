@@ -47,7 +47,7 @@ called="bench_gemm --repetitions 1"
 code=$?
 check "bench_gemm: fewer than 5 repetitions are refused" exits 2
 
-bench bench_steps python3 dev/bench/bench_steps.py --program "$(realpath "$program")"
+bench bench_steps python3 dev/bench/bench_steps.py --program "$program"
 check "bench_steps: header" header \
     side,precision,batch,seq_len,threads,steps,median_ms,best_ms,tokens_per_s,times_as_long_as_ours
 for precision in fp32 bf16 nvfp4; do check "bench_steps: ours, $precision" same "$(rows "^ours,$precision,")" 1; done
@@ -55,13 +55,13 @@ check "bench_steps: figures" positive 3
 check "bench_steps: llm.c is said to be skipped" matches err '^skipped llm.c'
 check "bench_steps: torch, or its skip" holds "$(rows '^torch,') == 2 || $(grep -c '^skipped torch' "$scratch/err") == 1"
 called="bench_steps.py --sides 'ours fp8'"
-python3 dev/bench/bench_steps.py --program "$(realpath "$program")" --quick --sides 'ours fp8' \
+python3 dev/bench/bench_steps.py --program "$program" --quick --sides 'ours fp8' \
     >"$scratch/out" 2>"$scratch/err"
 code=$?
 check "bench_steps: a side that is not there" exits 1
 check "bench_steps: says which are" says err 'there are ours fp32, ours bf16, ours nvfp4'
 
-bench bench_growth python3 dev/bench/bench_growth.py --program "$(realpath "$program")" --threads 2
+bench bench_growth python3 dev/bench/bench_growth.py --program "$program" --threads 2
 check "bench_growth: header" header \
     axis,value,precision,batch,seq_len,threads,steps,median_ms,best_ms,tokens_per_s,times_as_long_as_first
 check "bench_growth: sequence lengths" same "$(rows '^seq_len,')" 3

@@ -30,6 +30,7 @@ def arguments(p):
     o = p.parse_args()
     if o.rounds < 1 or o.threads < 0:
         sys.exit("--rounds: at least 1; --threads: at least 0")
+    o.program = os.path.abspath(o.program)
     if not o.threads:
         o.threads = len(os.sched_getaffinity(0))
     return o
