@@ -85,6 +85,19 @@ def torch_side(o, folder, s, precision):
     return side
 
 
+def torch_precisions():
+    """What PyTorch can do here. Where oneDNN has no BF16 for the CPU, PyTorch falls back to a loop: minutes a step."""
+    test = "import torch; print(torch.ops.mkldnn._is_mkldnn_bf16_supported())"
+    done = subprocess.run([sys.executable, "-c", test], capture_output=True, text=True)
+    if done.returncode:
+        steps.skipped("torch", f"{sys.executable} cannot import it (pip install torch)")
+        return []
+    if done.stdout.strip() == "True":
+        return ["fp32", "bf16"]
+    steps.skipped("torch bf16", "its oneDNN has no BF16 on this CPU")
+    return ["fp32"]
+
+
 def our_side(o, folder, s, precision):
     def side(count):
         return steps.ours(o, folder, folder / "tokens.bin", {
@@ -114,11 +127,8 @@ def main():
             sides["llm.c,fp32"] = llmc_side(o, folder, s)
         else:
             steps.skipped("llm.c", "no --llmc CHECKOUT")
-        if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0:
-            for precision in "fp32", "bf16":
-                sides[f"torch,{precision}"] = torch_side(o, folder, s, precision)
-        else:
-            steps.skipped("torch", f"{sys.executable} cannot import it (pip install torch)")
+        for precision in torch_precisions():
+            sides[f"torch,{precision}"] = torch_side(o, folder, s, precision)
         if o.sides:
             wanted = [name.strip().replace(" ", ",") for name in o.sides.split(",")]
             unknown = [name for name in wanted if name not in sides]
