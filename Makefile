@@ -9,6 +9,7 @@
 #   CUDA_HOME=DIR     a CUDA toolkit (or its headers) elsewhere than where nvcc is, or /usr/local/cuda
 #   USE_CUDNN=0       attention by our own kernels alone
 #   CUDNN_FRONTEND_DIR=DIR   cudnn_frontend.h in DIR instead of where it was found
+#   DNNL_DIR=DIR      oneDNN in DIR/include and DIR/lib, for the benchmarks alone
 #   GPU_ARCH=sm_90    for which GPU train_gpt_nvfp4 is built, instead of the one found
 COMMA := ,
 MAKEFLAGS += --no-builtin-rules --no-print-directory
@@ -151,7 +152,13 @@ $(BUILD)/test/%: test/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
 
 $(BUILD)/bench/%: dev/bench/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
 	@mkdir -p $(@D)
-	@$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP $< $(LIB_OBJECTS) $(CPU_OBJECTS) $(LDLIBS) -o $@
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -MMD -MP $< $(PEERS) $(LIB_OBJECTS) $(CPU_OBJECTS) $(LDLIBS) -o $@
+
+# oneDNN, what bench_gemm compares with: there when its header is, or in DNNL_DIR.
+DNNL_H := $(firstword $(wildcard $(addsuffix /include/oneapi/dnnl/dnnl.h,$(DNNL_DIR) /usr/local /usr)))
+$(BUILD)/bench/bench_gemm: PEERS = dev/bench/peer_dnnl.c -ldl $(if $(DNNL_H),-DLLMC_DNNL -ldnnl) \
+    $(if $(DNNL_DIR),-isystem $(DNNL_DIR)/include -L$(DNNL_DIR)/lib -Wl$(COMMA)-rpath$(COMMA)$(abspath $(DNNL_DIR)/lib))
+$(BUILD)/bench/bench_gemm: dev/bench/peer_dnnl.c dev/bench/peers.h
 
 $(BUILD)/ablation/%: dev/ablation/%.c $(LIB_OBJECTS) $(CPU_OBJECTS)
 	@mkdir -p $(@D)
@@ -276,7 +283,7 @@ test-asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitiz
 	@$(MAKE) -j $$(getconf _NPROCESSORS_ONLN) BUILD=build/asan OPTIMIZE="-O1" EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" tests
 	@BUILD=build/asan test/run.sh $(patsubst $(BUILD)/%,build/asan/%,$(TESTS))
 
-bench: $(patsubst dev/bench/%.c,$(BUILD)/bench/%,$(wildcard dev/bench/*.c)) ## build the benchmarks into build/bench
+bench: $(patsubst dev/bench/%.c,$(BUILD)/bench/%,$(wildcard dev/bench/bench_*.c)) ## build the benchmarks into build/bench
 
 check: ## warnings as errors, floors, cppcheck, clang-format 14
 	@scripts/check.sh

@@ -7,6 +7,7 @@
 #include "export.h"
 #include "generate.h"
 #include "plan.h"
+#include "profile.h"
 #include "quantize.h"
 #include "start.h"
 #include "tokenizer.h"
@@ -19,7 +20,10 @@
 
 int command_train(const Options *options, const Machine *machine)
 {
-    trainer_run(options, machine);
+    Machine timed = *machine;
+    if (options->profile) timed.ops = profile_open(machine->ops);
+    trainer_run(options, &timed);
+    if (options->profile) profile_print();
     return 0;
 }
 

@@ -198,6 +198,7 @@ static const Option OPTIONS[] = {
     INT(straggler_every, "100", 0, STEPS_MAX, TRAIN, "steps between lines on the slowest rank"),
     NUM(hang_timeout_s, "600", 0, 1e9, TRAIN, "a silent rank ends the job; 0: never"),
     BOOL(tune_gemm, "false", TRAIN, "GPU: time algorithms of products at start"),
+    BOOL(profile, "false", TRAIN, "time of each operation, at the end"),
     INT(threads, "0", 0, 1024, MACHINE, "0: all cores this process may use"),
     TEXT(isa, "auto", "auto|portable|avx2|avx512|amx", MACHINE, ""),
 };

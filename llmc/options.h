@@ -68,7 +68,7 @@ typedef struct {
     int64_t ranks, zero_stage; /* ranks: plan's option; of a run those that were started */
     double hang_timeout_s;
     bool deterministic_reduction;
-    bool checkpoint_async, tune_gemm, native_rounding;
+    bool checkpoint_async, tune_gemm, native_rounding, profile;
     int64_t straggler_every; /* steps; 0: never */
 
     /* machine */

@@ -106,6 +106,7 @@ static const struct {
     {"checkpoint_every", "7"},
     {"checkpoint_async", "true"},
     {"tune_gemm", "true"},
+    {"profile", "true"},
     {"native_rounding", "true"},
     {"keep_checkpoints", "8"},
     {"hash_every", "9"},
