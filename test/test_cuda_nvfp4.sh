@@ -162,9 +162,9 @@ check "CUDA's checkpoint on the CPU: losses" near "and back" "$run" "$scratch/cp
 
 # ---- a loss that is not finite: found a step later, told and logged as by the CPU, which knows it at once
 
-said() { # said RUN FILE: keeps what a program said of its end, without numbers that are near only
-    sed -nE 's/^(error: step [0-9]+: the (loss|gradient norm) is).*(; weights and moments are those of step [0-9]+).*/\1\3/p; s/^(  [a-z0-9_.]+ +gradient norm [-a-z]+)$/\1/p;
-        s/^(  [0-9]+ of [0-9]+ parameters have.*)/\1/p' "$scratch/err" >"$2"
+said() { # said RUN FILE: keeps what a program said of its end, and what its log has, without numbers that are near only
+    sed -nE 's/^(error: step [0-9]+: the (loss|gradient norm) is).*(; weights and moments are those of step [0-9]+).*/\1\3/p
+        s/^(  [a-z0-9_.]+ +gradient norm) -?(nan|inf)$/\1/p; /^  [0-9]+ of [0-9]+ parameters/p' "$scratch/err" >"$2"
     sed -E 's/:[^,}]*//g' "$1/log.jsonl" >>"$2"
 }
 for recipe in '--precision bf16' '--tensor_scale amax' '--tensor_scale pow2'; do
