@@ -168,18 +168,20 @@ said() { # said RUN FILE: keeps what a program said of its end, and what its log
     sed -E 's/:[^,}]*//g' "$1/log.jsonl" >>"$2"
 }
 for recipe in '--precision bf16' '--tensor_scale amax' '--tensor_scale pow2'; do
+    # heads of 8, which tensor cores do not take: their attention overflows at scores of 1e9, and the CPU's a few steps later
     # shellcheck disable=SC2206 # words
-    wild=(--steps 60 --lr 1000 --weight_decay 100 --grad_clip 0 --warmup_steps 0 --val_every 0 --checkpoint_every 0 --hash_every 0 $recipe)
+    wild=(--heads 6 --steps 60 --lr 1000 --weight_decay 100 --grad_clip 0 --warmup_steps 0 --val_every 0 --checkpoint_every 0 --hash_every 0 $recipe)
     rm -rf "$scratch/wild" "$scratch/wild_cuda"
     # shellcheck disable=SC2046 # words
-    gpt $(options llama) "${wild[@]}" --run_dir "$scratch/wild"
+    gpt $(options gpt2) "${wild[@]}" --run_dir "$scratch/wild"
     said "$scratch/wild" "$scratch/said"
     check "not finite, $recipe, on the CPU" exits 1
     # shellcheck disable=SC2046 # words
-    on_cuda $(options llama) "${wild[@]}" --run_dir "$scratch/wild_cuda"
+    on_cuda $(options gpt2) "${wild[@]}" --run_dir "$scratch/wild_cuda"
     said "$scratch/wild_cuda" "$scratch/said_cuda"
     check "not finite, $recipe, on CUDA" exits 1
     check "not finite, $recipe: names step and parameters" grep -q '^  .* gradient norm' "$scratch/said_cuda"
+    check "not finite, $recipe: not at once" holds "$(log_lines "$scratch/wild_cuda") >= 3"
     check "not finite, $recipe: step, parameters and log are the CPU's" cmp "$scratch/said" "$scratch/said_cuda"
 done
 
