@@ -68,13 +68,15 @@ launched 12.0 gpt2 # its bias is added by a kernel
 launched 10.0 qwen3 --telemetry_every 1
 leave='dense_lse_kernel' # with cuDNN only
 if command -v mpirun >/dev/null && [[ $(ldd "$cuda") == *libmpi* ]]; then
-    # shellcheck disable=SC2046 # words
-    CUDA_ON_CPU_STATS=1 timeout --kill-after=5 120 scripts/run_local.sh -np 2 "$cuda" $(options llama) "${short[@]}" --zero_stage 1 \
-        --run_dir "$scratch/kernels" --deterministic_reduction true >"$scratch/out" 2>&1
-    cat "$scratch/out" >>"$scratch/stats"
+    for blocks in 16x16 1x16; do
+        # shellcheck disable=SC2046 # words
+        CUDA_ON_CPU_STATS=1 timeout --kill-after=5 120 scripts/run_local.sh -np 2 "$cuda" $(options llama) "${short[@]}" --zero_stage 1 \
+            --run_dir "$scratch/kernels" --deterministic_reduction true --weight_blocks $blocks >"$scratch/out" 2>&1
+        cat "$scratch/out" >>"$scratch/stats"
+    done
 else
     skip "kernels of several ranks" "no MPI"
-    leave="$leave scales_from_amax"
+    leave="$leave scales_from_amax quantize_part unpack_part"
 fi
 for kernel in $(cat llmc/cuda/*.cu llmc/cuda/*.cuh | tr '\n' ' ' | grep -oE '__global__ void( +__launch_bounds__\([^)]*\))? +[a-z_0-9]+\(' |
     grep -oE '[a-z_0-9]+\($' | tr -d '(' | sort -u); do

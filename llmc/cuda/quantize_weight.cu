@@ -154,103 +154,117 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* ---- 1 x 16 blocks by parts ----
  *
- * Codes by rows stand in the row view. The rest is gathered beside the views, and put into them by unpack_part:
+ * Gathered beside the views, and put into them by unpack_part: of either copy its blocks, 8 bytes of codes each, in the order
+ * of the master's rows, and their scales:
  *
- *     | scales by row [rows][blocks of cols] | codes by column [rows / 16][cols] 8 bytes | scales [rows / 16][cols] |
+ *     | codes by row [rows][blocks of cols] | scales | codes by column [blocks of rows][cols] | scales |
  */
 
-static bool is_split(const View *v) { return v->format.format == FORMAT_NVFP4 && !nvfp4_is_square(&v->format); }
-
 typedef struct {
-    uint8_t *scales[2]; /* by row, by column */
-    uint8_t *codes;     /* by column */
-    size_t bytes;       /* of all; 0: nothing is gathered there */
+    uint8_t *codes[2], *scales[2]; /* by row, by column */
+    size_t bytes;
 } GatherMemory;
+
+/* Blocks of one copy of the first `rows` rows; 0: not by parts. */
+static int64_t blocks_by_parts(const Operand *o, int col, int64_t rows)
+{
+    const View *v = col ? &o->col : &o->row;
+    if (v->format.format != FORMAT_NVFP4 || nvfp4_is_square(&v->format)) return 0;
+    return col ? ceil_div(rows, 16) * o->cols : rows * ceil_div(o->cols, 16);
+}
 
 static GatherMemory gather_memory(const Operand *o)
 {
-    size_t groups = is_split(&o->col) ? (size_t)(ceil_div(o->rows, 16) * o->cols) : 0;
-    size_t by_row = is_split(&o->row) ? (size_t)(o->rows * ceil_div(o->cols, 16)) : 0;
-    uint8_t *base = (uint8_t *)o->gathered, *codes = base + nvfp4_aligned(by_row);
-    uint8_t *by_col = codes + nvfp4_aligned(8 * groups);
-    return GatherMemory{{base, by_col}, codes, (size_t)(by_col - base) + groups};
+    GatherMemory memory = {};
+    char *base = (char *)o->gathered;
+    for (int col = 0; col < 2; col++) {
+        size_t blocks = (size_t)blocks_by_parts(o, col, o->rows);
+        memory.codes[col] = (uint8_t *)base + memory.bytes;
+        memory.scales[col] = memory.codes[col] + nvfp4_aligned(8 * blocks);
+        memory.bytes += nvfp4_aligned(8 * blocks) + nvfp4_aligned(blocks);
+    }
+    return memory;
 }
 
 size_t cuda_gather_bytes(const Operand *weight) { return gather_memory(weight).bytes; }
 
-/* A thread has one block of 16 along a row (copy 0) or down a column (copy 1). It reads 2 bytes an element (BF16), writes
- * a half. Block i's codes are at word i / width x ld + 2 (i % width). */
-template <class T, int copy>
-__global__ void __launch_bounds__(BLOCK)
-    quantize_part(Matrix<const T> m, QuantizeJob job, gmem<uint32_t> codes, int64_t ld, gmem<uint8_t> scales)
+/* The job of one copy, as its first. */
+static QuantizeJob job_of_copy(QuantizeJob job, int col)
 {
-    int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, width = copy ? m.cols : blocks_of(m.cols);
-    int64_t r = i / width * (copy ? 16 : 1), c = i % width * (copy ? 1 : 16), row = job.random.row0 + r;
-    Nvfp4Scale tensor = load_struct(gmem<const DeviceScale>(job.scale.p + copy)).tensor;
+    if (col) job.copy[0] = job.copy[1], job.scale = job.scale + 1;
+    return job;
+}
+
+/* A thread has one block of 16, along a row or down a column. It reads 2 bytes an element (BF16), writes a half. */
+template <class T>
+__global__ void __launch_bounds__(BLOCK)
+    quantize_part(Matrix<const T> m, QuantizeJob job, bool col, gmem<uint32_t> codes, gmem<uint8_t> scales)
+{
+    int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, width = col ? m.cols : blocks_of(m.cols);
+    int64_t r = i / width * (col ? 16 : 1), c = i % width * (col ? 1 : 16), row = job.random.row0 + r;
+    Nvfp4Scale tensor = load_struct(gmem<const DeviceScale>(job.scale.p)).tensor;
     F32x2 pair[8];
     float x[16], amax = 0;
-    uint32_t code[2];
+    Pack<uint32_t, 2> code;
     if (r >= m.rows) return;
 #pragma unroll
     for (int j = 0; j < 16; j++) {
-        int64_t at_r = r + (copy ? j : 0), at_c = c + (copy ? 0 : j);
+        int64_t at_r = r + (col ? j : 0), at_c = c + (col ? 0 : j);
         x[j] = at_r < m.rows && at_c < m.cols ? to_f32(to_bf16(to_f32(m.row(at_r).ld(at_c)))) : 0.0f;
         amax = f32_max(f32_abs(x[j]), amax);
+        if (j % 2) pair[j / 2] = F32x2{x[j - 1], x[j]};
     }
-#pragma unroll
-    for (int j = 0; j < 8; j++) pair[j] = F32x2{x[2 * j], x[2 * j + 1]};
-    uint32_t scale = quantize_block<QUANTIZE_ANY>(code, pair, amax, job, copy, tensor, job.random.step,
-                                                  (uint32_t)(copy ? c : row), (uint32_t)((copy ? row : c) / 16));
+    uint32_t scale = quantize_block<QUANTIZE_ANY>(code.v, pair, amax, job, 0, tensor, job.random.step,
+                                                  (uint32_t)(col ? c : row), (uint32_t)((col ? row : c) / 16));
     if (job.pow2) scale = e4m3_nearest(f32_mul(f32_from_bits(scale << 20), tensor.encode));
-    Pack<uint32_t, 2> words;
-    words.v[0] = code[0], words.v[1] = code[1];
-    int64_t at = i / width * ld + i % width * 2;
     scales.st(i, (uint8_t)scale);
-    codes.template st_pack<2>(at, words);
-    if (copy || i % width + 1 < width || 2 * width == ld) return;
-    words.v[0] = words.v[1] = 0; /* where a row of codes is padded */
-    codes.template st_pack<2>(at + 2, words);
+    codes.template st_pack<2>(2 * i, code);
 }
 
-template <int copy>
-static void quantize_part_of(Tensor rows, const QuantizeJob &job, void *codes, int64_t ld, uint8_t *scales)
+static void quantize_part_rows(const Operand *o, const QuantizeJob &job, Tensor rows, int64_t row0)
 {
-    int64_t blocks = copy ? ceil_div(rows.rows, 16) * rows.cols : rows.rows * ceil_div(rows.cols, 16);
-    if (!job.copy[copy].made) return;
-    BY_DTYPE(rows.dtype, T,
-             quantize_part<T, copy><<<(unsigned)ceil_div(blocks, BLOCK), BLOCK, 0, cuda.stream>>>(
-                 matrix<const T>(rows), job, gmem<uint32_t>(codes), ld, gmem<uint8_t>(scales)));
-    cuda_check(cudaGetLastError(), "weight_pack");
+    GatherMemory to = gather_memory(o);
+    for (int col = 0; col < 2; col++) {
+        int64_t first = blocks_by_parts(o, col, row0), count = blocks_by_parts(o, col, rows.rows);
+        if (!count) continue;
+        BY_DTYPE(rows.dtype, T,
+                 quantize_part<T><<<(unsigned)ceil_div(count, BLOCK), BLOCK, 0, cuda.stream>>>(
+                     matrix<const T>(rows), job_of_copy(job, col), col,
+                     gmem<uint32_t>((void *)(to.codes[col] + 8 * first)), gmem<uint8_t>(to.scales[col] + first)));
+        cuda_check(cudaGetLastError(), "weight_pack");
+    }
 }
 
-/* A block takes a tile of scales, 128 outer indices x 4 blocks, and by columns their codes too: 32 bytes of each. */
-template <int copy>
+/* A block takes a tile of scales, 128 outer indices x 4 blocks, and their codes: 32 bytes of each index. */
 __global__ void __launch_bounds__(BLOCK)
-    unpack_part(QuantizeCopy q, gmem<const uint32_t> codes, gmem<const uint8_t> scales)
+    unpack_part(QuantizeCopy q, bool col, gmem<const uint32_t> codes, gmem<const uint8_t> scales)
 {
     int64_t blocks = blocks_of(q.K), block = (int64_t)blockIdx.x * 4 + threadIdx.x % 4;
     gmem<uint8_t> tiles((void *)q.scales.p);
 #pragma unroll
     for (int round = 0; round < 2; round++) {
         int64_t outer = (int64_t)blockIdx.y * TILE + round * BLOCK / 4 + threadIdx.x / 4;
+        int64_t from = col ? block * q.outer + outer : outer * blocks + block;
         bool inside = outer < q.outer && block < blocks;
-        int64_t from = copy ? block * q.outer + outer : outer * blocks + block;
         Pack<uint32_t, 2> words = {};
-        if (inside && copy) words = codes.template ld_pack<2>(2 * from);
+        if (inside) words = codes.template ld_pack<2>(2 * from);
         tiles.st((int64_t)nvfp4_tile_offset(outer, block, blocks), inside ? scales.ld(from) : (uint8_t)0);
-        if (copy && outer < q.outer && 2 * block < q.ld_words)
+        if (outer < q.outer && 2 * block < q.ld_words)
             q.codes.template st_pack<2>(outer * q.ld_words + 2 * block, words);
     }
 }
 
-template <int copy> static void unpack_part_of(const QuantizeJob &job, const GatherMemory &from)
+static void unpack_parts(const Operand *o, const QuantizeJob &job)
 {
-    const QuantizeCopy &q = job.copy[copy];
-    dim3 grid((unsigned)q.scale_tiles, (unsigned)ceil_div(q.outer, TILE));
-    if (!q.made) return;
-    unpack_part<copy><<<grid, BLOCK, 0, cuda.stream>>>(q, gmem<const uint32_t>((const uint32_t *)from.codes),
-                                                       gmem<const uint8_t>(from.scales[copy]));
-    cuda_check(cudaGetLastError(), "weight_unpack");
+    GatherMemory from = gather_memory(o);
+    for (int col = 0; col < 2; col++) {
+        const QuantizeCopy &q = job.copy[col];
+        dim3 grid((unsigned)q.scale_tiles, (unsigned)ceil_div(q.outer, TILE));
+        if (q.made)
+            unpack_part<<<grid, BLOCK, 0, cuda.stream>>>(q, col, gmem<const uint32_t>((void *)from.codes[col]),
+                                                         gmem<const uint8_t>(from.scales[col]));
+        cuda_check(cudaGetLastError(), "weight_unpack");
+    }
 }
 
 /* ---- operations ---- */
@@ -292,9 +306,7 @@ void cuda_weight_unpack(Linear *w)
 {
     const Operand *o = &w->weight;
     if (!is_square(w)) {
-        QuantizeJob job = quantize_job(o, VIEW_ROW | VIEW_COL, weight_place(0, 0, 0), o->rows, o->cols);
-        unpack_part_of<0>(job, gather_memory(o));
-        unpack_part_of<1>(job, gather_memory(o));
+        unpack_parts(o, quantize_job(o, VIEW_ROW | VIEW_COL, weight_place(0, 0, 0), o->rows, o->cols));
         return;
     }
     QuantizeJob row = quantize_job(o, VIEW_ROW, weight_place(0, 0, 0), o->rows, o->cols);
@@ -358,14 +370,10 @@ void cuda_weight_pack(Linear *w, Tensor rows, int64_t row0, const float *amax, u
                           ? square_job(w, seed, step, rows, row0)
                           : quantize_job(o, VIEW_ROW | VIEW_COL, weight_place(seed, step, row0), rows.rows, rows.cols);
     quantize_scales_from(job, amax);
-    if (is_square(w)) {
+    if (is_square(w))
         quantize_square_rows(w, job, rows, row0);
-    } else if (rows.rows) {
-        GatherMemory to = gather_memory(o);
-        int64_t blocks = ceil_div(o->cols, 16), ld = job.copy[0].ld_words, groups = row0 / 16 * o->cols;
-        quantize_part_of<0>(rows, job, (char *)o->row.data + row0 * ld * 4, ld, to.scales[0] + row0 * blocks);
-        quantize_part_of<1>(rows, job, to.codes + 8 * groups, 2 * o->cols, to.scales[1] + groups);
-    }
+    else
+        quantize_part_rows(o, job, rows, row0);
 }
 
 void cuda_weight_amax(float *amax, Tensor rows)
@@ -389,25 +397,21 @@ static WeightPiece piece_of(void *data, size_t unit, int64_t rows) /* `unit` byt
 int cuda_weight_pieces(const Linear *w, WeightPiece out[WEIGHT_PIECES])
 {
     const Operand *o = &w->weight;
-    const View *view[2] = {&o->row, &o->col};
-    int64_t whole_rows = round_up(o->rows, 16);
-    size_t cols = (size_t)o->cols, row_bytes = (size_t)round_up(o->cols, 32) / 2,
-           blocks = (size_t)ceil_div(o->cols, 16);
     GatherMemory gathered = gather_memory(o);
+    int64_t whole = round_up(o->rows, 16), blocks = ceil_div(o->cols, 16);
     int count = 0;
-    for (int i = 0; i < 2; i++) {
-        if (view[i]->format.format == FORMAT_NONE || (i == 1 && views_are_one(&o->row.format, &o->col.format)))
-            continue;
-        if (format_is_plain(view[i]->format.format)) {
-            out[count++] = piece_of(view[i]->data, 16 * cols * dtype_bytes(view_dtype(view[i])), o->rows);
-        } else if (i == 0) {
-            out[count++] = piece_of(o->row.data, 16 * row_bytes, o->rows);
-            out[count++] = is_square(w) ? piece_of(nvfp4_square_scales(&o->row, o->rows, o->cols), blocks, whole_rows)
-                                        : piece_of(gathered.scales[0], 16 * blocks, o->rows);
-        } else {
-            out[count++] = piece_of(gathered.codes, 8 * cols, whole_rows);
-            out[count++] = piece_of(gathered.scales[1], cols, whole_rows);
-        }
+    if (is_square(w)) {
+        out[count++] = piece_of(o->row.data, (size_t)round_up(o->cols, 32) * 8, o->rows);
+        out[count++] = piece_of(nvfp4_square_scales(&o->row, o->rows, o->cols), (size_t)blocks, whole);
+    }
+    for (int col = 0; col < 2; col++) {
+        const View *v = col ? &o->col : &o->row;
+        size_t unit = (size_t)(col ? o->cols : 16 * blocks);
+        if (format_is_plain(v->format.format) && (!col || !views_are_one(&o->row.format, &o->col.format)))
+            out[count++] = piece_of(v->data, 16 * (size_t)o->cols * dtype_bytes(view_dtype(v)), o->rows);
+        if (!blocks_by_parts(o, col, o->rows)) continue;
+        out[count++] = piece_of(gathered.codes[col], 8 * unit, col ? whole : o->rows);
+        out[count++] = piece_of(gathered.scales[col], unit, col ? whole : o->rows);
     }
     return count;
 }
