@@ -68,8 +68,8 @@ static void check(const Comm *c, int code, const char *what)
     if (code != MPI_SUCCESS) fail(c, code, what, -1);
 }
 
-/* die()'s last act: the whole job ends. Where MPI does not let other threads call it, a launcher ends the job of one that
- * exits so. */
+/* die()'s last act: the whole job ends. Where MPI does not let other threads call it, a launcher ends the job of one
+ * that exits so. */
 static void end_job(int code)
 {
     int is_main = 0, level = MPI_THREAD_FUNNELED;

@@ -78,9 +78,9 @@ typedef struct {      /* what is the same for all blocks of a tensor */
                          holds NaN (or, in pow2 mode, Inf, which amax shows by itself) */
 } Nvfp4Scale;
 
-/* S_enc = 2^e, the largest e with 2^e amax <= 2688; e <= 126, so that S_dec is normal. Inf is taken as FLT_MAX: then blocks
- * far below the largest have scale 0 whatever the rest of the tensor holds, and a pass that learns of Inf late can keep few
- * bits of scales. */
+/* S_enc = 2^e, the largest e with 2^e amax <= 2688; e <= 126, so that S_dec is normal. Inf is taken as FLT_MAX: then
+ * blocks far below the largest have scale 0 whatever the rest of the tensor holds, and a pass that learns of Inf late
+ * can keep few bits of scales. */
 LLMC_INLINE float nvfp4_pow2_encode(float amax)
 {
     amax = f32_min(amax, NVFP4_FLT_MAX);

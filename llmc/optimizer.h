@@ -30,8 +30,8 @@ void optimizer_step(Optimizer *optimizer, int64_t tokens);
 /* Of the oldest step whose result was not asked for yet; at most ops->result_lag steps may follow before. */
 StepResult optimizer_result(const Optimizer *optimizer);
 
-/* For messages about the last step, or the one before it (`before`, where result_lag allows that): the first micro-batch
- * whose loss was not finite, or -1; the gradient of one parameter. */
+/* For messages about the last step, or the one before it (`before`, where result_lag allows that): the first
+ * micro-batch whose loss was not finite, or -1; the gradient of one parameter. */
 int64_t optimizer_bad_loss(const Optimizer *optimizer, bool before);
 typedef struct {
     double norm;

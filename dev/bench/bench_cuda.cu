@@ -233,7 +233,7 @@ static void bench_moves(int64_t N, int64_t C)
     ops->free(k.result, sizeof good);
 }
 
-/* ---- quantizers: both copies of an operand, as the default recipe makes them and with scales that are powers of two ---- */
+/* ---- quantizers: both copies of an operand, with either kind of tensor scale ---- */
 
 typedef struct {
     Tensor x;
@@ -256,8 +256,8 @@ static void quantize_weight(void *p)
     ops->weight_prepare(&q->w, q->x, 0, 0);
 }
 
-/* Bytes an element: 2 read, once more where the tensor's scale comes first, and copies of 0.5625 written; a power of two
- * comes last, and block scales are read and written once more. */
+/* Bytes an element: 2 read, once more where the tensor's scale comes first, and copies of 0.5625 written; a power of
+ * two comes last, and block scales are read and written once more. */
 static void bench_quantizer(const char *name, void (*run)(void *), Tensor x, Rounding rounding, ScaleBlock block,
                             TensorScaleMode scale)
 {

@@ -9,7 +9,7 @@
 
 void attention_cudnn_open(void); /* after cuda.stream; dies when cuDNN does not work */
 
-/* The deterministic backward pass needs memory that cuDNN counts: bytes of it for a run, which are part of its workspace. */
+/* The deterministic backward pass needs memory that cuDNN counts: bytes of it, which are part of a run's workspace. */
 size_t attention_cudnn_workspace_bytes(const Need *need);
 void attention_cudnn_workspace_set(void *memory, size_t bytes);
 

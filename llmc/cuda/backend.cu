@@ -117,7 +117,7 @@ static void cuda_copy_out(void *host, const void *src, size_t bytes)
     cuda_check(cudaStreamSynchronize(cuda.stream), "copy_out");
 }
 
-/* ---- workspace: | cuBLASLt, added products | partial sums | sort | attention's row sums | quantizing | cuDNN | ---- */
+/* ---- workspace: | cuBLASLt, added products | partial sums | sort | attention's sums | quantizing | cuDNN | ---- */
 
 static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 

@@ -12,12 +12,10 @@
 static void add_view(Targets *t, const Operand *o, const View *v, const void *source)
 {
     if (!format_is_plain(v->format.format) || v->data == source) return;
-    DType dtype = v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16;
-    add_target(t, Tensor{v->data, dtype, o->rows, o->cols, o->cols});
+    add_target(t, Tensor{v->data, view_dtype(v), o->rows, o->cols, o->cols});
 }
 
-/* The asked views, but those that are the source. */
-static Targets targets_of(const Operand *o, unsigned views, const void *source)
+Targets targets_of(const Operand *o, unsigned views, const void *source)
 {
     Targets t = {};
     t.aligned = true;

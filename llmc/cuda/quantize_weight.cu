@@ -1,6 +1,6 @@
 /* Weights in the form that the products read: plain views are copies of the master; NVFP4 copies in 1 x 16 blocks of a
- * whole master are made as any operand's (quantize_source.cuh); those in 16 x 16 blocks here, and what ranks gather, in two
- * steps, for they gather between them what 16 rows of the master fill without gaps:
+ * whole master are made as any operand's (quantize_source.cuh); those in 16 x 16 blocks here, and what ranks gather, in
+ * two steps, for they gather between them what 16 rows of the master fill without gaps:
  *
  *     quantize_squares      from rows of the master: codes by rows and one scale a square
  *     quantize_part         the same in 1 x 16 blocks, of one copy
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* ---- 1 x 16 blocks by parts ----
  *
- * Gathered beside the views, and put into them by unpack_part: of either copy its blocks, 8 bytes of codes each, in the order
- * of the master's rows, and their scales:
+ * Gathered beside the views, and put into them by unpack_part: of either copy its blocks, 8 bytes of codes each, in the
+ * order of the master's rows, and their scales:
  *
  *     | codes by row [rows][blocks of cols] | scales | codes by column [blocks of rows][cols] | scales |
  */
@@ -188,14 +188,8 @@ static GatherMemory gather_memory(const Operand *o)
 
 size_t cuda_gather_bytes(const Operand *weight) { return gather_memory(weight).bytes; }
 
-/* The job of one copy, as its first. */
-static QuantizeJob job_of_copy(QuantizeJob job, int col)
-{
-    if (col) job.copy[0] = job.copy[1], job.scale = job.scale + 1;
-    return job;
-}
-
-/* A thread has one block of 16, along a row or down a column. It reads 2 bytes an element (BF16), writes a half. */
+/* A thread has one block of 16 of the job's first copy, along a row or down a column. It reads 2 bytes an element
+ * (BF16), writes a half. */
 template <class T>
 __global__ void __launch_bounds__(BLOCK)
     quantize_part(Matrix<const T> m, QuantizeJob job, bool col, gmem<uint32_t> codes, gmem<uint8_t> scales)
@@ -226,11 +220,13 @@ static void quantize_part_rows(const Operand *o, const QuantizeJob &job, Tensor 
     GatherMemory to = gather_memory(o);
     for (int col = 0; col < 2; col++) {
         int64_t first = blocks_by_parts(o, col, row0), count = blocks_by_parts(o, col, rows.rows);
+        QuantizeJob one = job;
         if (!count) continue;
+        if (col) one.copy[0] = job.copy[1], one.scale = job.scale + 1;
         BY_DTYPE(rows.dtype, T,
                  quantize_part<T><<<(unsigned)ceil_div(count, BLOCK), BLOCK, 0, cuda.stream>>>(
-                     matrix<const T>(rows), job_of_copy(job, col), col,
-                     gmem<uint32_t>((void *)(to.codes[col] + 8 * first)), gmem<uint8_t>(to.scales[col] + first)));
+                     matrix<const T>(rows), one, col, gmem<uint32_t>((void *)(to.codes[col] + 8 * first)),
+                     gmem<uint8_t>(to.scales[col] + first)));
         cuda_check(cudaGetLastError(), "weight_pack");
     }
 }
@@ -322,26 +318,12 @@ void cuda_weight_unpack(Linear *w)
 /* Rows row0 .. of the plain views, from those of the master. */
 static void copy_rows(const Operand *o, Tensor rows, int64_t row0)
 {
-    const View *view[2] = {&o->row, &o->col};
-    for (int i = 0; i < 2; i++) {
-        if (!format_is_plain(view[i]->format.format) || !rows.rows) continue;
-        Tensor whole = {view[i]->data, view_dtype(view[i]), o->rows, o->cols, o->cols};
+    Targets t = targets_of(o, VIEW_ROW | VIEW_COL, NULL);
+    for (int i = 0; i < t.count && rows.rows; i++) {
+        Tensor whole = {t.to[i].data, t.to[i].half ? DTYPE_BF16 : DTYPE_FP32, o->rows, o->cols, t.to[i].ld};
         Tensor part = tensor_rows(whole, row0, rows.rows);
-        bool done = i == 1 && view[1]->data == view[0]->data;
-        if (part.data != rows.data && !done) cuda_copy(part, rows);
+        if (part.data != rows.data) cuda_copy(part, rows);
     }
-}
-
-/* The plain view beside a quantized one, which one pass makes too. */
-static Targets plain_target(const Operand *o, const void *source)
-{
-    Targets to = {};
-    to.aligned = true;
-    const View *view[2] = {&o->row, &o->col};
-    for (int i = 0; i < 2; i++)
-        if (format_is_plain(view[i]->format.format) && view[i]->data != source)
-            add_target(&to, Tensor{view[i]->data, view_dtype(view[i]), o->rows, o->cols, o->cols});
-    return to;
 }
 
 void cuda_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
@@ -356,8 +338,8 @@ void cuda_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
         quantize_square_rows(w, job, master, 0);
         cuda_weight_unpack(w);
     } else {
-        quantize_tensor("weight_prepare", o, master, VIEW_ROW | VIEW_COL, plain_target(o, master.data),
-                        weight_place(seed, step, 0), Tensor{});
+        quantize_tensor("weight_prepare", o, master, VIEW_ROW | VIEW_COL,
+                        targets_of(o, VIEW_ROW | VIEW_COL, master.data), weight_place(seed, step, 0), Tensor{});
     }
 }
 
