@@ -83,14 +83,15 @@ if [ "$long" = 1 ]; then
         variant $n $stage "$arch" shuffle:$((10 * n + stage))
     done; done; done
 else
-    variant 4 1 llama shuffle:4
+    variant 2 0 llama:nvfp4 in-order
+    variant 2 1 gpt2:parts in-order
     variant 2 2 llama in-order
-    variant 3 3 llama shuffle:3
-    variant 4 3 llama:nvfp4 shuffle:6
-    variant 3 1 gpt2:parts in-order
     variant 2 3 llama:parts shuffle:2
-    variant 2 2 qwen3:pow2 in-order
-    variant 2 3 llama:forward shuffle:5
+    variant 4 0 llama shuffle:4
+    variant 4 1 llama shuffle:1
+    variant 4 2 qwen3:pow2 in-order
+    variant 4 3 llama:nvfp4 shuffle:6
+    variant 3 3 llama:forward shuffle:5
     variant 3 1 llama:backward in-order
 fi
 
