@@ -67,26 +67,29 @@ text "$scratch/text" 400000
 "$train_gpt" tokenize --input "$scratch/text" --output "$scratch/train.bin" >/dev/null || exit 1
 demo=(--config scripts/configs/demo.json --precision bf16 --steps "$steps" --batch "$batch" --train_data "$scratch/train.bin" --val_every 0
     --sample_every 0 --checkpoint_every 0 --hash_every 0)
-gap() { # gap RUN RUN: the largest relative difference of losses, over the first 20 steps and over all
-    paste <(sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$1/log.jsonl") <(sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$2/log.jsonl") | awk -v steps=$steps '
+gap() { # gap RUN RUN EARLY ALL: the largest relative differences of losses, in the first 20 steps and in all, and their bounds
+    paste <(sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$1/log.jsonl") <(sed -n 's/.*"loss":\([^,]*\),.*/\1/p' "$2/log.jsonl") | awk -v steps=$steps -v bounds="$3 $4" '
         { d = $1 / $2 - 1; d = d < 0 ? -d : d; if (NR <= 20 && d > early) early = d; if (d > all) all = d }
-        END { printf "largest relative difference of losses: %.2e in the first 20 steps, %.2e in all\n", early, all
-              exit !(NR == steps && early < 1e-3 && all < 3e-2) }'
+        END { split(bounds, bound)
+              printf "largest relative difference of losses: %.2e in the first 20 steps (bound %.1e), %.2e in all (bound %.1e)\n", early, bound[1], all, bound[2]
+              exit !(NR == steps && early < bound[1] && all < bound[2]) }'
 }
 shown=2
 stage "demo, $steps steps, train_gpt" 150 "$train_gpt" "${demo[@]}" --run_dir "$scratch/cpu"
 stage "demo, $steps steps, ${nvfp4##*/}" 120 "$nvfp4" "${demo[@]}" --run_dir "$scratch/cuda" &&
-    { gap "$scratch/cuda" "$scratch/cpu" || { failed=1 && echo "FAILED    demo: the losses differ"; }; }
+    { gap "$scratch/cuda" "$scratch/cpu" 1e-3 3e-2 || { failed=1 && echo "FAILED    demo: the losses differ"; }; }
 
 # ---- NVFP4: 20 steps with algorithms that are timed, and a resume from the middle
 
-nvfp4_steps=20
-[ $host = 1 ] && nvfp4_steps=2
+nvfp4_steps=20 nvfp4_bound=4e-2
+[ $host = 1 ] && nvfp4_steps=2 nvfp4_bound=3e-3
 demo+=(--precision nvfp4 --steps "$nvfp4_steps" --checkpoint_every $((nvfp4_steps / 2)))
 steps=$nvfp4_steps
 stage "NVFP4, $steps steps, train_gpt" 60 "$train_gpt" "${demo[@]}" --run_dir "$scratch/cpu4"
+# At this learning rate 4-bit steps amplify the last bit: measured on CPUs, micro-batches of 1, 2 and 8 sequences instead
+# of 4 (the same sums in another order) are 1.0e-3 apart after 2 steps and 1.4e-2 after 20. The bounds are three times that.
 stage "NVFP4, $steps steps, ${nvfp4##*/}" 90 "$nvfp4" "${demo[@]}" --tune_gemm true --run_dir "$scratch/cuda4" &&
-    { gap "$scratch/cuda4" "$scratch/cpu4" || { failed=1 && echo "FAILED    NVFP4: the losses differ"; }; }
+    { gap "$scratch/cuda4" "$scratch/cpu4" $nvfp4_bound $nvfp4_bound || { failed=1 && echo "FAILED    NVFP4: the losses differ"; }; }
 rm -rf "$(printf '%s/cuda4/checkpoints/step_%08d' "$scratch" "$steps")"
 cp "$scratch/cuda4/log.jsonl" "$scratch/before"
 stage "NVFP4, resumed" 60 "$nvfp4" "${demo[@]}" --resume auto --run_dir "$scratch/cuda4" &&

@@ -476,8 +476,20 @@ static void case_adamw(Run *run)
                     .role = 40,
                     .decay = coin(run)};
     for (int64_t k = 0; k < rows * cols; k++) put(p.v, k / cols, k % cols, (double)(k % 7) * 0.3);
-    double *e = expect(run, p.grad, 0);
-    for (int64_t k = 0; e && k < rows * cols; k++) e[k] = 0;
+    double *e = expect(run, p.grad, 0), *ew = expect(run, p.master, 0), *em = expect(run, p.m, 0),
+           *ev = expect(run, p.v, 0);
+    for (int64_t k = 0; e && k < rows * cols; k++) {
+        int64_t r = k / cols, c = k % cols;
+        float g = (float)get(p.grad, r, c) * result.clip, w = (float)ew[k], decay = p.decay ? step.weight_decay : 0;
+        float m = fmaf(step.beta1, (float)em[k], (1 - step.beta1) * g);
+        float v = fmaf(step.beta2, (float)ev[k], (1 - step.beta2) * (g * g));
+        float root = sqrtf(v * step.correction2) + step.eps;
+        w = fmaf(-step.lr, fmaf(decay, w, m * step.correction1 / root), w);
+        Philox draw = philox_draw(step.seed, (uint32_t)(p.row0 + r), (uint32_t)(c / 16), step.step, 2, 40, c % 16 / 8);
+        uint32_t half = draw.word[c % 8 / 2] >> 16 * (c % 2) & 0xffff;
+        e[k] = 0, em[k] = m, ev[k] = v;
+        ew[k] = run->act == DTYPE_BF16 ? bf16_to_f32(bf16_from_f32_stochastic(w, half)) : w;
+    }
     StepResult *of_step = constant(run, &result, sizeof result);
     ops(run)->begin_step(&step);
     ops(run)->adamw(&p, of_step);

@@ -29,6 +29,7 @@
 #include "cpu/backend.h"
 #include "mathfn.h"
 #include "test.h"
+#include "philox.h"
 
 enum { HARNESS_BLOCKS = 64, HARNESS_GUARD = 256 };
 

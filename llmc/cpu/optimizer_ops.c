@@ -8,8 +8,7 @@
  * parameter only.
  */
 #include "cpu.h"
-#include "philox.h"
-#include "simd.h"
+#include "simd_int.h"
 
 void cpu_add(Tensor sum, Tensor contribution)
 {
@@ -40,15 +39,29 @@ void cpu_sum_squares(double *piece, Tensor grad)
     }
 }
 
-static void round_block(uint16_t *master, const float *w, int64_t columns, const ParamSlice *p, int64_t row,
-                        int64_t block)
+enum { DRAWN = 128 }; /* columns whose random bits are drawn together: 8 blocks of two calls, one a lane */
+
+static void draw_bits(uint16_t bits[DRAWN], const ParamSlice *p, int64_t row, int64_t block)
 {
-    for (int64_t call = 0; 8 * call < columns; call++) {
-        Philox draw = philox_draw(cpu.step.seed, (uint32_t)(p->row0 + row), (uint32_t)block, cpu.step.step,
-                                  (uint32_t)p->layer, p->role, (uint32_t)call);
-        for (int64_t i = 8 * call; i < min_i64(columns, 8 * call + 8); i++)
-            master[i] = bf16_from_f32_stochastic(w[i], draw.word[i % 8 / 2] >> 16 * (i % 2) & 0xffff);
-    }
+    static const uint32_t BLOCK[16] = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
+    static const uint32_t CALL[16] = {0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1};
+    uint32_t place = (uint32_t)p->layer << 16 | (uint32_t)p->role << 8;
+    v16u draw[4] = {v16u_set1((uint32_t)(p->row0 + row)), v16u_add(v16u_load(BLOCK), v16u_set1((uint32_t)block)),
+                    v16u_set1(cpu.step.step), v16u_or(v16u_load(CALL), v16u_set1(place))};
+    v16u_philox(draw, cpu.step.seed);
+    uint64_t pair[2][16]; /* words 0 and 1, 2 and 3 of a call; bytes in memory lowest first */
+    v16u_store_pairs(pair[0], draw[0], draw[1]);
+    v16u_store_pairs(pair[1], draw[2], draw[3]);
+    for (int call = 0; call < 16; call++)
+        for (int i = 0; i < 2; i++) memcpy(bits + 8 * call + 4 * i, &pair[i][call], sizeof(uint64_t));
+}
+
+/* bf16_from_f32_stochastic of 16 floats, as floats. */
+static v16 round_stochastic(v16 x, const uint16_t *bits)
+{
+    v16u random = v16u_right(v16u_bits(v16_load_bf16(bits)), 16);
+    v16u sum = v16u_and(v16u_add(v16u_bits(x), random), v16u_set1(0xffff0000));
+    return v16_less_select(v16_abs(x), v16_set1(INFINITY), v16_of_bits(sum), x);
 }
 
 static void update_row(const ParamSlice *p, int64_t r, v16 clip)
@@ -58,6 +71,7 @@ static void update_row(const ParamSlice *p, int64_t r, v16 clip)
     float *grad = row_of(p->grad, r), *m_row = row_of(p->m, r), *v_row = row_of(p->v, r);
     void *master = row_of(p->master, r);
     DType dtype = p->master.dtype;
+    uint16_t bits[DRAWN];
     v16 beta1 = v16_set1(s->beta1), beta2 = v16_set1(s->beta2), rest1 = v16_set1(1.0f - s->beta1),
         rest2 = v16_set1(1.0f - s->beta2), decay = v16_set1(p->decay ? s->weight_decay : 0);
 
@@ -71,13 +85,11 @@ static void update_row(const ParamSlice *p, int64_t r, v16 clip)
         v16_store_row(m_row, DTYPE_FP32, c, n, m);
         v16_store_row(v_row, DTYPE_FP32, c, n, v);
         v16_store_row(grad, DTYPE_FP32, c, n, v16_set1(0));
-        if (dtype == DTYPE_FP32) {
-            v16_store_row(master, dtype, c, n, w);
-        } else {
-            float block[16];
-            v16_store(block, w);
-            round_block((uint16_t *)master + c, block, min_i64(16, n - c), p, r, c / 16);
+        if (dtype == DTYPE_BF16) {
+            if (c % DRAWN == 0) draw_bits(bits, p, r, c / 16);
+            w = round_stochastic(w, bits + c % DRAWN);
         }
+        v16_store_row(master, dtype, c, n, w);
     }
 }
 
