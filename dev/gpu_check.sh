@@ -104,7 +104,7 @@ if [ $host = 1 ]; then
 else
     stage "benchmarks" 120 "$tools/bench_cuda"
 fi
-shown=4
+shown=2
 speed() { # speed RUN: median of the later half
     sed -n 's/.*"tokens_per_s":\([^,]*\),"mfu":\([^,]*\),.*/\1 \2/p' "$1/log.jsonl" | awk -v n="$(wc -l <"$1/log.jsonl")" 'NR > n / 2' | sort -n |
         awk '{ t[NR] = $1; m[NR] = $2 } END { k = int((NR + 1) / 2); printf "%.0f tokens/s, %.1f%% of peak\n", t[k], 100 * m[k] }'
