@@ -43,7 +43,7 @@ declare -A MODEL=(
 declare -A RECIPE=( # else BF16
     [nvfp4]='--precision nvfp4'
     [parts]='--precision nvfp4 --weight_blocks 1x16 --bf16_last_layers 0 --four_over_six weights --master fp32'
-    [pow2]='--precision nvfp4 --weight_blocks 1x16 --tensor_scale pow2 --stochastic_rounding all --switch_to_bf16_at 0.7'
+    [pow2]='--precision nvfp4 --weight_blocks 1x16 --tensor_scale pow2 --stochastic_rounding all --switch_to_bf16_at 0.5'
     [forward]='--precision nvfp4 --dgrad bf16 --master fp32'
     [backward]='--precision nvfp4 --fprop bf16 --tensor_scale pow2'
 )
