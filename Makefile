@@ -121,7 +121,7 @@ CPU_CUDA_FLAGS = $(CXXFLAGS) -DCUDA_ON_CPU -Illmc -Idev/cuda_on_cpu -isystem $(C
 CPU_CUDA_LIBRARY := $(patsubst dev/cuda_on_cpu/%.cpp,$(CPU_CUDA)/%.o,$(filter-out $(if $(NCCL_FLAGS),,%/nccl.cpp %/nccl_run.cpp),$(wildcard dev/cuda_on_cpu/*.cpp)))
 CPU_CUDA_OBJECTS := $(patsubst llmc/cuda/%.cu,$(CPU_CUDA)/filtered/%.o,$(CUDA_SOURCES)) $(if $(NCCL_FLAGS),$(CPU_CUDA)/filtered/comm_nccl.o)
 
-.PHONY: all test test-all test-asan bench bytes check clean help tests skipped fat prebuilt
+.PHONY: all test test-all test-asan bench bytes check clean help tests test-programs skipped fat prebuilt
 all: train_gpt skipped ## build train_gpt
 
 skipped:
@@ -264,11 +264,12 @@ $(BUILD)/flags: FORCE
 FORCE:
 
 tests: $(TESTS) $(RANKS_TESTS)
+test-programs: train_gpt tests $(CUDA_TEST)
 
-test: train_gpt tests $(CUDA_TEST) ## the everyday suite (CPU only, under 10 minutes)
+test: test-programs ## the everyday suite (CPU only, under 10 minutes)
 	@BUILD=$(BUILD) test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
 
-test-all: train_gpt tests $(CUDA_TEST) ## the long suite (under 60 minutes)
+test-all: test-programs ## the long suite (under 60 minutes)
 	@BUILD=$(BUILD) LLMC_TEST_ALL=1 test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))
 
 test-asan: ## the unit tests under AddressSanitizer and UndefinedBehaviorSanitizer

@@ -9,7 +9,7 @@ mkdir -p build
 log=$(mktemp build/test.XXXXXX)
 trap 'rm -f "$log"' EXIT
 status=0
-make -s -j "$(getconf _NPROCESSORS_ONLN)" train_gpt tests "$@" || status=$?
+make -s -j "$(getconf _NPROCESSORS_ONLN)" test-programs "$@" || status=$?
 if [ "$status" -ne 0 ]; then # the build failed: no test ran
     echo "0 passed, 1 failed"
     exit "$status"

@@ -5,7 +5,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export OMP_WAIT_POLICY=passive # spinning threads starve each other where other programs share the cores
-limit=300
+limit=600
 [ "${LLMC_TEST_ALL:-0}" = 1 ] && limit=2400
 passed=0 failed=0 skipped=0
 log=$(mktemp) || exit 1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The CUDA program as nvcc builds it: for sm_100a and, of sm_80, the kernels that are short of registers; LLMC_TEST_ALL=1:
+# The CUDA program as nvcc builds it: for sm_100a and, of sm_80, attention and norms; LLMC_TEST_ALL=1:
 # all of it for all five targets. No warning, no kernel that spills registers (a table of all of them is printed), and
 # without a GPU the program says so. Then what is compiled otherwise with cuDNN, for sm_90, where its headers and
 # cudnn-frontend's are found. Skipped without nvcc.
@@ -32,7 +32,7 @@ no_spills() { awk '$NF > 0 { bad = 1; print "        spills: " $0 } END { exit b
 objects=$(for source in llmc/cuda/*.cu; do basename "$source" .cu; done | grep -v attention_cudnn)
 for arch in $archs; do
     files=$objects
-    [ "$long$arch" = 0sm_80 ] && files='attention_forward attention_backward operand norm' # where registers are scarce
+    [ "$long$arch" = 0sm_80 ] && files='attention_forward attention_backward norm' # registers are scarce
     # shellcheck disable=SC2046,SC2086 # words
     nvcc_make $arch $(printf "$build/$arch/nvcc/%s.o " $files)
     check "$arch: compiles" exits 0

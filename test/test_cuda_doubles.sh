@@ -43,12 +43,19 @@ flags=(-std=c++17 -O2 -g -fopenmp -ffp-contract=off -fno-math-errno -fno-trappin
 read -ra more <<<"${DOUBLES_CXXFLAGS:-}" # e.g. sanitizers
 flags+=("${more[@]}")
 
-build() { # build OBJECT COMMAND...: ends the test when it fails
+jobs=$(getconf _NPROCESSORS_ONLN)
+build() { # build OBJECT COMMAND...: beside others; built waits for all
     local object=$1
     shift
     [ -f "$object" ] && [ -z "$(find dev/cuda_on_cpu llmc test/cuda_on_cpu test/test.h -newer "$object" -type f)" ] && return
-    "$@" -o "$object" >"$scratch/log" 2>&1 && return
-    bad "$object does not build" && echo "$passed passed, $failed failed" && exit 1
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+    "$@" -o "$object" >"$object.log" 2>&1 || { rm -f "$object" && mv "$object.log" "$scratch/unbuilt"; } &
+}
+built() { # ends the test when something did not build
+    wait
+    [ -f "$scratch/unbuilt" ] || return
+    mv "$scratch/unbuilt" "$scratch/log"
+    bad "does not build" && echo "$passed passed, $failed failed" && exit 1
 }
 
 objects() { # objects NAME...: paths of them, built
@@ -93,6 +100,7 @@ dies() { # dies NAME MESSAGE COMMAND...: ends by itself, not with 0, and says so
 
 # shellcheck disable=SC2086 # a list of names
 objects $core convert mma $cublaslt
+built
 # shellcheck disable=SC2046,SC2086
 build "$out/test_cublaslt" "$cxx" "${flags[@]}" test/cuda_on_cpu/test_cublaslt.cpp \
     $(paths $core convert $cublaslt)
@@ -106,6 +114,7 @@ python3 dev/cuda_on_cpu/launch_filter.py test/cuda_on_cpu/test_mma.cu "$scratch/
 # shellcheck disable=SC2046,SC2086
 build "$out/test_mma" "$cxx" "${flags[@]}" -include cuda_on_cpu.h -Illmc -iquote test/cuda_on_cpu "$scratch/test_mma.cpp" \
     $(paths $core convert mma)
+built
 
 run "conversions" "$out/test_convert"
 dies "cvt.rs" "cvt.rs: .* is not emulated" "$out/test_convert" rs
@@ -135,9 +144,11 @@ else
     read -ra mpi_flags <<<"$(mpicc --showme:compile)"
     read -ra mpi_libraries <<<"$(mpicc --showme:link)"
     objects nccl nccl_run
+    built
     # shellcheck disable=SC2046,SC2086
     build "$out/ranks_nccl" "$cxx" "${flags[@]}" "${mpi_flags[@]}" test/cuda_on_cpu/ranks_nccl.cpp \
         $(paths $core convert nccl nccl_run) "${mpi_libraries[@]}"
+    built
     ranks() { # ranks COUNT CASE
         limit=60 run "NCCL on $1 ranks: $2" mpirun --oversubscribe -np "$1" "$out/ranks_nccl" "$2"
     }

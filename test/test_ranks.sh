@@ -13,17 +13,11 @@ fi
 # ranks, ZeRO stage, architecture, precision
 PAIRS='
 2 0 gpt2  fp32
-3 0 llama bf16
 7 0 qwen3 nvfp4
 2 1 llama nvfp4
-4 1 qwen3 fp32
 7 1 gpt2  bf16
-2 2 qwen3 bf16
 3 2 gpt2  nvfp4
 4 2 llama mixed
-7 2 llama fp32
-2 3 gpt2  mixed
-3 3 llama fp32
 4 3 llama nvfp4
 7 3 qwen3 bf16'
 declare -A MODEL=(
@@ -113,6 +107,7 @@ check "resharded: tensors" same_tensors "$run" "$reference"
 contents() { for file in "$(step_dir "$1" "$2")"/*.safetensors; do echo "${file##*/} $(sha256sum <"$file")"; done; }
 for n in 1 3; do
     for stage in 1 3; do
+        [ "$long$n$stage" = 011 ] && continue # one rank holds all, whatever the stage
         name="background, $n ranks, stage $stage"
         ranks $n "$scratch/sync" llama nvfp4 --zero_stage $stage --overwrite
         ranks $n "$scratch/async" llama nvfp4 --zero_stage $stage --overwrite --checkpoint_async true --checkpoint_every 1
@@ -124,7 +119,9 @@ for n in 1 3; do
         done
     done
 done
-for point in open:2 middle:2 sync:1 rename:2 renamed:1 delete:0; do
+points='middle:2 renamed:1'
+[ "$long" = 1 ] && points='open:2 middle:2 sync:1 rename:2 renamed:1 delete:0'
+for point in $points; do
     run=$scratch/async_killed
     LLMC_TEST_STOP=$point ranks 2 "$run" llama nvfp4 --overwrite --checkpoint_async true --checkpoint_every 1 --keep_checkpoints 2
     check "background, killed at $point" not exits 0
@@ -136,7 +133,9 @@ done
 # ---- fast order: near, not equal; bytes on the wire as planned; the slowest rank is named
 
 shape='--arch llama --layers 4 --hidden 48 --heads 3 --seq_len 32 --batch 2 --global_batch_tokens 768'
-for precision in bf16 nvfp4; do
+precisions=nvfp4
+[ "$long" = 1 ] && precisions='bf16 nvfp4'
+for precision in $precisions; do
     for stage in 0 1 2 3; do
         for ordered in true false; do
             name="$precision, 3 ranks, stage $stage, deterministic $ordered"
@@ -222,7 +221,7 @@ hurt() { # hurt SIGNAL SECONDS-AFTER-STEP-3 RUN
     check "SIG$signal: and goes on" same "$(log_lines "$run")" $((last + 2))
 }
 RANDOM=7
-for ((i = 0; i < (long == 1 ? 20 : 5); i++)); do hurt KILL "0.$((RANDOM % 90 + 10))" "$scratch/killed"; done
+for ((i = 0; i < (long == 1 ? 20 : 2); i++)); do hurt KILL "0.$((RANDOM % 90 + 10))" "$scratch/killed"; done
 hurt STOP 0.2 "$scratch/stopped"
 
 # ---- rank 0 cannot write, and a damaged checkpoint
