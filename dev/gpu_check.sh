@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What a GPU says about the CUDA program, in at most 8 minutes: the operations against the CPU's, 200 steps of the demo's
-# model beside train_gpt's losses, then benchmarks. One row as each stage ends; each has a timeout of its own. Exit code 1
-# when a stage failed.
+# What a GPU says about the CUDA program, in at most 8 minutes: the quantizers' bits and the operations against the CPU's,
+# 200 steps of the demo's model beside train_gpt's losses, benchmarks (quantizers as a share of a copy), steps of GPT-2 124M
+# and 1558M in BF16 and in NVFP4 (emulated where the GPU has no FP4). One row as each stage ends; each has a timeout of its
+# own. Exit code 1 when a stage failed.
 #
 #     dev/gpu_check.sh                    builds for the GPU found (needs nvcc)
 #     dev/gpu_check.sh build/prebuilt     programs that were built elsewhere (make prebuilt GPU_ARCH=sm_90)
@@ -45,6 +46,9 @@ fi
 
 # ---- operations: the CPU's cases, within the same bounds
 
+shown=3
+stage "bits of the quantizers" 60 "$tools/cuda_ops" quantize
+shown=15
 ops=()
 [ $host = 1 ] && ops=(linear adamw)
 stage "operations against the CPU's" 120 "$tools/cuda_ops" "${ops[@]}"
@@ -100,18 +104,22 @@ if [ $host = 1 ]; then
 else
     stage "benchmarks" 120 "$tools/bench_cuda"
 fi
-shown=4
-gpt2=(--config scripts/configs/gpt2_124m.json --precision bf16 --train_data "$scratch/train.bin" --val_every 0 --checkpoint_every 0 --warmup_steps 1)
-if [ $host = 1 ]; then
-    gpt2+=(--steps 2 --layers 1 --hidden 64 --heads 1 --vocab 257 --eot_token -1 --seq_len 32 --batch 1 --global_batch_tokens 32)
-else
-    gpt2+=(--steps 20 --batch 32 --global_batch_tokens 131072)
-fi
+shown=2
 speed() { # speed RUN: median of the later half
     sed -n 's/.*"tokens_per_s":\([^,]*\),"mfu":\([^,]*\),.*/\1 \2/p' "$1/log.jsonl" | awk -v n="$(wc -l <"$1/log.jsonl")" 'NR > n / 2' | sort -n |
         awk '{ t[NR] = $1; m[NR] = $2 } END { k = int((NR + 1) / 2); printf "%.0f tokens/s, %.1f%% of peak\n", t[k], 100 * m[k] }'
 }
-stage "GPT-2 124M, BF16" 90 "$nvfp4" "${gpt2[@]}" --run_dir "$scratch/gpt2" && speed "$scratch/gpt2"
+steps_of() { # steps_of NAME CONFIG PRECISION STEPS BATCH TOKENS SECONDS
+    local run="$scratch/steps" small=()
+    [ $host = 1 ] && small=(--steps 2 --layers 2 --hidden 64 --heads 1 --vocab 257 --eot_token -1 --seq_len 32 --batch 1 --global_batch_tokens 32)
+    stage "$1, $3" "$7" "$nvfp4" --config "scripts/configs/$2.json" --precision "$3" --train_data "$scratch/train.bin" --val_every 0 \
+        --checkpoint_every 0 --warmup_steps 1 --steps "$4" --batch "$5" --global_batch_tokens "$6" "${small[@]}" --overwrite --run_dir "$run" &&
+        echo "          $(speed "$run")"
+}
+for precision in bf16 nvfp4; do
+    steps_of "GPT-2 124M" gpt2_124m $precision 20 32 131072 60
+    steps_of "GPT-2 1558M" gpt2_1558m $precision 8 16 32768 75
+done
 
 # ---- memory errors that only the device sees, where there is time
 

@@ -68,11 +68,14 @@ static void check(const Comm *c, int code, const char *what)
     if (code != MPI_SUCCESS) fail(c, code, what, -1);
 }
 
-/* die()'s last act: the whole job ends. Other threads may not call MPI; a launcher ends the job of one that exits so. */
+/* die()'s last act: the whole job ends. Where MPI does not let other threads call it, a launcher ends the job of one
+ * that exits so. */
 static void end_job(int code)
 {
-    int is_main = 0;
-    if (MPI_Is_thread_main(&is_main) == MPI_SUCCESS && is_main) MPI_Abort(mpi.world, code);
+    int is_main = 0, level = MPI_THREAD_FUNNELED;
+    MPI_Is_thread_main(&is_main);
+    MPI_Query_thread(&level);
+    if (is_main || level == MPI_THREAD_MULTIPLE) MPI_Abort(mpi.world, code);
     _exit(code);
 }
 
@@ -373,7 +376,7 @@ void comm_mpi_open(Comm *c)
                 .broadcast = broadcast,
                 .barrier = barrier,
                 .close = close_world};
-    check(c, MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
+    check(c, MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
     check(c, MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     check(c, MPI_Comm_dup(MPI_COMM_WORLD, &mpi.world), "MPI_Comm_dup");
     check(c, MPI_Comm_set_errhandler(mpi.world, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");

@@ -559,16 +559,21 @@ static void block_operands(BlockActivations *s, const GPTConfig *c, const Linear
 /* What a block saves for its backward, or one working set for all blocks when they are recomputed or not trained. */
 static void layout_saved(BlockActivations *s, Arena *arena, const Ops *op, const GPTConfig *c, DType act, int64_t N)
 {
+    size_t start = arena->used, operands;
+
     s->qkv = s->rotated = arena_tensor(arena, act, N, config_qkv_cols(c));
     s->att = arena_tensor(arena, act, N, c->NH * c->HD);
     s->lse = arena_tensor(arena, DTYPE_FP32, N, c->NH);
     s->x2 = arena_tensor(arena, act, N, c->C);
     s->stats2 = arena_tensor(arena, DTYPE_FP32, N, stats_cols(c));
     s->h = arena_tensor(arena, act, N, config_up_cols(c));
+    operands = arena->used;
     place_saved(arena, op, &s->a, COMPUTED);
     place_saved(arena, op, &s->o, s->att);
     place_saved(arena, op, &s->b, COMPUTED);
     place_saved(arena, op, &s->u, COMPUTED);
+    s->saved = arena->used - start;
+    s->saved_operands = arena->used - operands;
 }
 
 /* Each view starts at the same byte: one is dead when the next is written. */

@@ -27,6 +27,7 @@ typedef struct {
     Tensor rotated;                       /* [N, QKV] after QK-norm and RoPE; is qkv itself unless qwen3 */
     Operand dy_qkv, dy_o, dy_up, dy_down; /* output gradients as operands */
     Tensor dqkv, datt, du;                /* [N, QKV] [N, NH*HD] [N, F] */
+    size_t saved, saved_operands; /* bytes that the block keeps for its backward; of them, views of its operands */
 } BlockActivations;
 
 typedef struct {

@@ -68,6 +68,7 @@ static void lay_out(Model *model)
     model->loss = arena_take(arena, sizeof *model->loss);
 
     model->need = (Need){.fast_sums = s->sharding.order == REDUCE_FAST, .native_rounding = s->native_rounding};
+    model->need.attention_backward = s->train && model->recipe.act == DTYPE_BF16 && !s->document_mask;
     if (s->B) widen_need(&model->need, gpt_need(&s->config, &batch));
     if (s->generate) widen_need(&model->need, gpt_need(&s->config, &generate));
     for (int i = 0; i < model->table.count && recipe_quantizes(&model->recipe); i++) {
@@ -148,7 +149,7 @@ Batch model_upload(Model *model, int64_t m, const int32_t *tokens, const int32_t
         model->ops->copy_in(model->first_key + m * N, model->host, bytes);
         batch.first_key = model->first_key + m * N;
     }
-    batch.loss = s->train ? model->optimizer.loss + j : model->loss;
+    batch.loss = s->train ? model->optimizer.loss[model->optimizer.turn] + j : model->loss;
     return batch;
 }
 

@@ -28,7 +28,7 @@
  * x enc_b reach 6.375, which saturates (`headroom` 17/16 makes room, in blocks of normal scale). -0 keeps its sign. Short
  * last blocks are padded with zeros, which reach no amax. NaN reaches no amax either and becomes code +6; so that it does
  * not vanish, what is stored as the tensor's scale is then NaN, and with it every product. Inf makes the stored amax Inf;
- * with power-of-two scales, where it would hide as 2688, NaN too. An amax below 2688 / FLT_MAX = 7.9e-36 cuts S_enc off
+ * with power-of-two scales, where it would hide as FLT_MAX, NaN too. An amax below 2688 / FLT_MAX = 7.9e-36 cuts S_enc off
  * and values come back too small; one above FLT_MAX / 448 = 7.6e35 comes back as Inf. No tensor of a training run is near
  * either.
  *
@@ -78,9 +78,12 @@ typedef struct {      /* what is the same for all blocks of a tensor */
                          holds NaN (or, in pow2 mode, Inf, which amax shows by itself) */
 } Nvfp4Scale;
 
-/* S_enc = 2^e, the largest e with 2^e amax <= 2688; e <= 126, so that S_dec is normal. */
+/* S_enc = 2^e, the largest e with 2^e amax <= 2688; e <= 126, so that S_dec is normal. Inf is taken as FLT_MAX: then
+ * blocks far below the largest have scale 0 whatever the rest of the tensor holds, and a pass that learns of Inf late
+ * can keep few bits of scales. */
 LLMC_INLINE float nvfp4_pow2_encode(float amax)
 {
+    amax = f32_min(amax, NVFP4_FLT_MAX);
     int exponent = (int)(f32_bits(amax) >> 23) - 127, mantissa_fits = (f32_bits(amax) & 0x7fffff) <= 0x280000;
     int e = 10 + mantissa_fits - exponent; /* 2688 = 1.3125 x 2^11 */
     return f32_from_bits((uint32_t)((e < 126 ? e : 126) + 127) << 23);
@@ -92,8 +95,9 @@ LLMC_INLINE Nvfp4Scale nvfp4_scale(float amax, bool has_nan, const Nvfp4Form *fo
     Nvfp4Scale s;
     s.amax = f32_mul(amax, form->headroom);
     s.encode = f32_min(f32_div(f32_mul(6.0f, nvfp4_bound(form)), s.amax), NVFP4_FLT_MAX);
+    if (s.amax > NVFP4_FLT_MAX) s.encode = 1.0f;
     if (form->tensor_scale == TENSOR_SCALE_POW2) s.encode = nvfp4_pow2_encode(s.amax);
-    if (s.amax == 0 || s.amax > NVFP4_FLT_MAX) s.encode = 1.0f;
+    if (s.amax == 0) s.encode = 1.0f;
     s.decode = f32_div(1.0f, s.encode);
     s.multiplier = f32_mul(s.encode, f32_div(1.0f, 6.0f));
     s.stored = form->tensor_scale == TENSOR_SCALE_POW2 ? s.decode : s.amax;

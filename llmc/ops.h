@@ -49,6 +49,7 @@ typedef struct {  /* from which a backend computes its workspace; the largest of
     int64_t weight_rows;            /* most rows of a quantized weight; 0: nothing is quantized */
     int64_t weight_elements;        /* of the largest quantized weight */
     bool native_rounding;           /* the device's own stochastic rounding: other bits, fewer instructions */
+    bool attention_backward;        /* in BF16 and of all earlier tokens: what cuDNN does where a build has it */
     bool fast_sums; /* gradients may be added within a product, without a rounding of their own before */
 } Need;
 
@@ -166,6 +167,7 @@ typedef struct {
      * *amax; and those rows, from row0 (a multiple of 16) on, of every view, given the amax of the whole. */
     void (*weight_amax)(float *amax, Tensor rows);
     void (*weight_pack)(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step);
+    size_t (*gather_bytes)(const Operand *weight);                         /* of Operand.gathered; or NULL: none */
     int (*weight_pieces)(const Linear *w, WeightPiece out[WEIGHT_PIECES]); /* returns their count */
     /* Once all rows are there, before a product reads the views: what is made of them together; or NULL. */
     void (*weight_unpack)(Linear *w);

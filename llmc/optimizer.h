@@ -13,9 +13,11 @@ C_BEGIN
 
 typedef struct {
     Zero *zero;
-    double *piece; /* [pieces] backend memory */
+    double *piece[2]; /* [pieces] backend memory. Steps take turns where the host may run ahead, so that what a result
+                         was made of is there when it is known; else both are one, as of loss */
     int64_t pieces;
-    double *loss;          /* [micro_batches] backend memory: what gpt_gradients fills through Batch.loss */
+    double *loss[2];       /* [micro_batches] backend memory: what gpt_gradients fills through Batch.loss */
+    int turn;              /* of the step that comes next */
     int64_t micro_batches; /* of all ranks: j = m R + r */
     void *work;            /* of the sums over ranks */
     StepResult *result;    /* backend memory */
@@ -28,13 +30,14 @@ void optimizer_step(Optimizer *optimizer, int64_t tokens);
 /* Of the oldest step whose result was not asked for yet; at most ops->result_lag steps may follow before. */
 StepResult optimizer_result(const Optimizer *optimizer);
 
-int64_t optimizer_bad_loss(const Optimizer *optimizer); /* first micro-batch whose loss was not finite, or -1 */
-
-typedef struct { /* gradient of one parameter, for messages; of the last optimizer_step */
+/* For messages about the last step, or the one before it (`before`, where result_lag allows that): the first
+ * micro-batch whose loss was not finite, or -1; the gradient of one parameter. */
+int64_t optimizer_bad_loss(const Optimizer *optimizer, bool before);
+typedef struct {
     double norm;
     bool finite;
 } GradientReport;
-GradientReport optimizer_gradient(const Optimizer *optimizer, int param); /* from the pieces of the last step */
+GradientReport optimizer_gradient(const Optimizer *optimizer, int param, bool before);
 
 C_END
 #endif

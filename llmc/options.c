@@ -194,7 +194,7 @@ static const Option OPTIONS[] = {
     HEADING("machine"),
     INT(ranks, "1", 1, 1 << 16, PLAN, "of which this is one"),
     INT(zero_stage, "0", 0, 3, MODEL, "shared: 1 m v, 2 gradients, 3 weights too"),
-    BOOL(deterministic_reduction, "true", MODEL | FREE, "same bits for any number of ranks"),
+    BOOL(deterministic_reduction, "true", MODEL | FREE, "same bits on any number of ranks and GPUs"),
     INT(straggler_every, "100", 0, STEPS_MAX, TRAIN, "steps between lines on the slowest rank"),
     NUM(hang_timeout_s, "600", 0, 1e9, TRAIN, "a silent rank ends the job; 0: never"),
     BOOL(tune_gemm, "false", TRAIN, "GPU: time algorithms of products at start"),

@@ -50,6 +50,29 @@ void plan_print_precision(const Model *model, bool automatic, const char *reason
     json_free(table);
 }
 
+/* What blocks keep from forward to backward, in the first phase of the recipe. */
+static void print_saved(const Model *model)
+{
+    const ModelSpec *s = &model->spec;
+    int64_t L = s->config.L, tokens = s->B * s->config.T;
+    Shape shape = {s->B, s->config.T, USE_TRAIN, s->recompute};
+    Activations acts;
+    Arena count = {0};
+    gpt_activations_new(&acts, &s->config);
+    gpt_layout(&acts, &count, model->ops, &s->config, &model->recipe, 0, &shape);
+    printf("saved for backward, bytes per token and block%s:\n",
+           s->recompute == RECOMPUTE_BLOCK ? " (one set: every block is made again in it)" : "");
+    for (int64_t first = 0, next; first < L; first = next) {
+        const BlockActivations *b = &acts.block[first];
+        for (next = first + 1; next < L && acts.block[next].saved == b->saved;) next++;
+        printf("  in blocks %lld-%lld %14.9g: %.9g of operands of weight gradients, %.9g for norms, attention, "
+               "activation\n",
+               (long long)first, (long long)next - 1, (double)b->saved / (double)tokens,
+               (double)b->saved_operands / (double)tokens, (double)(b->saved - b->saved_operands) / (double)tokens);
+    }
+    gpt_activations_free(&acts);
+}
+
 void plan_print(const Model *model, int64_t global_batch_tokens, bool checkpoint_async)
 {
     const Arena *arena = &model->arena;
@@ -70,6 +93,8 @@ void plan_print(const Model *model, int64_t global_batch_tokens, bool checkpoint
     size_t copy = checkpoint_copy_bytes(model, checkpoint_async);
     plan_bytes_text(text, (double)copy);
     if (copy) printf("  beside it, in host memory: %zu (%s), the copy that a checkpoint is written from\n", copy, text);
+    printf("\n");
+    print_saved(model);
     if (model->spec.sharding.comm->ranks == 1) return;
     size_t wire = zero_wire_bytes(&model->zero, &model->recipe, 0);
     plan_bytes_text(text, (double)wire);

@@ -87,6 +87,7 @@ typedef struct {
     int64_t row0;       /* first row within the micro-batch: 0 but for classifier chunks; Philox row */
     unsigned late;      /* views that the backward pass makes again from saved tensors */
     View row, col;
+    void *gathered; /* of a weight that is sharded: what ranks gather and is no view's own memory; or NULL */
 } Operand;
 
 static inline bool format_is_plain(Format f) { return f == FORMAT_FP32 || f == FORMAT_BF16; }

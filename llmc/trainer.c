@@ -284,20 +284,18 @@ static void save(Trainer *t, bool background)
                 &error);
 }
 
-static void print_layers(const Trainer *t)
+static void print_layers(const Trainer *t, bool before)
 {
     const ParamTable *table = &t->model.table;
     int bad = 0;
     for (int i = 0; i < table->count; i++) {
-        GradientReport r = optimizer_gradient(&t->model.optimizer, i);
+        GradientReport r = optimizer_gradient(&t->model.optimizer, i, before);
         if (!r.finite && bad++ < 16) fprintf(stderr, "  %-24s gradient norm %g\n", table->param[i].name, r.norm);
     }
-    if (t->model.ops->result_lag)
-        fprintf(stderr, "  (the next step was on its way: its gradients are in these norms)\n");
     if (bad) fprintf(stderr, "  %d of %d parameters have a gradient that is not finite\n", bad, table->count);
     for (int i = 0; !bad && i < table->count; i++)
         fprintf(stderr, "  %-24s gradient norm %g\n", table->param[i].name,
-                optimizer_gradient(&t->model.optimizer, i).norm);
+                optimizer_gradient(&t->model.optimizer, i, before).norm);
 }
 
 static const char *instead_of(const Options *options) { return options->overwrite ? " instead of --overwrite" : ""; }
@@ -305,7 +303,8 @@ static const char *instead_of(const Options *options) { return options->overwrit
 static void stop_not_finite(Trainer *t, int64_t step, const StepResult *r)
 {
     Comm *comm = t->machine->comm;
-    int64_t bad = optimizer_bad_loss(&t->model.optimizer);
+    bool before = t->state.step > step; /* one more was issued, and changed nothing */
+    int64_t bad = optimizer_bad_loss(&t->model.optimizer, before);
     char whose[64] = "";
     if (comm->ranks > 1 && bad >= 0)
         snprintf(whose, sizeof whose, " (first that of rank %" PRId64 ")", bad % comm->ranks);
@@ -313,7 +312,7 @@ static void stop_not_finite(Trainer *t, int64_t step, const StepResult *r)
     if (comm->rank > 0)
         comm_await_end(comm, "step %" PRId64 ", forward and backward: %s is not finite%s", step,
                        isfinite(r->loss) ? "the gradient norm" : "the loss", whose);
-    print_layers(t);
+    print_layers(t, before);
     die("step %" PRId64 ": %s is %g%s; weights and moments are those of step %" PRId64
         ". Replay: the same command with --resume auto%s%s; a lower --lr may help, in a new run "
         "--precision fp32 or a longer --warmup_steps too",

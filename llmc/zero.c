@@ -147,6 +147,12 @@ static Tensor view_source(const Zero *zero, const Shard *shard)
     return zero_sharded(zero) ? computed : shard->master;
 }
 
+static void place_weight(const Zero *zero, Arena *arena, Operand *o, const Shard *shard)
+{
+    gpt_place_operand(arena, zero->ops, o, view_source(zero, shard));
+    if (zero_sharded(zero) && zero->ops->gather_bytes) o->gathered = arena_take(arena, zero->ops->gather_bytes(o));
+}
+
 /* What the reader of a parameter needs beside the master: the most of any phase. */
 static size_t prepared_bytes(const Zero *zero, const Param *p, const Recipe *recipe, const Shard *shard)
 {
@@ -158,7 +164,7 @@ static size_t prepared_bytes(const Zero *zero, const Param *p, const Recipe *rec
     for (int phase = 0; phase < recipe->phases; phase++) {
         Arena count = {0};
         Operand o = weight_operand(p, formats_of(recipe, phase, p));
-        gpt_place_operand(&count, zero->ops, &o, view_source(zero, shard));
+        place_weight(zero, &count, &o, shard);
         if (count.peak > most) most = count.peak;
     }
     return most;
@@ -271,7 +277,7 @@ static void place_weights(Zero *zero, int b)
         piece[0] = (WeightPiece){s->prepared.data, 16 * row_bytes, (size_t)p->rows * row_bytes};
         if (linear) {
             Arena arena = {.base = s->prepared_bytes ? s->prepared.data : NULL, .capacity = s->prepared_bytes};
-            gpt_place_operand(&arena, zero->ops, &linear->weight, view_source(zero, s));
+            place_weight(zero, &arena, &linear->weight, s);
         }
         if (!zero_sharded(zero)) continue;
         if (linear && p->rows == p->rows_padded) count = zero->ops->weight_pieces(linear, piece);

@@ -9,7 +9,8 @@
  *
  * Each parameter is cut on its own at units of 16 rows: rank r of R owns units [U r / R, U (r + 1) / R) (comm.h). What is
  * gathered is what the products read, NVFP4 codes and scales or BF16, never the master: each rank makes its rows of every
- * view (weight_pack) in place, in the memory where all of them will be read.
+ * view (weight_pack) in place, in the memory where all of them will be read, or, where a view does not keep 16 rows
+ * together, beside it (Operand.gathered).
  *
  *     master       BF16 or FP32, what the optimizer updates and a checkpoint saves
  *     prepared     the weights in the form that the products read, where that is not the master itself

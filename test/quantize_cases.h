@@ -3,8 +3,7 @@
  *
  *     codes [outer][K to a multiple of 16]    scales [outer][blocks]    the tensor's scale
  *
- * What only a GPU has, padding, must be zero. Beside a pow2 tensor scale of NaN block scales mean nothing and are not
- * compared: a GPU keeps 32 powers of two of them until it knows the tensor's, which Inf leaves at 1. Random numbers choose the formats: rounding, tensor scale, headroom, 4/6,
+ * What only a GPU has, padding, must be zero. Random numbers choose the formats: rounding, tensor scale, headroom, 4/6,
  * transform, a plain view instead of one of both.
  */
 #ifndef LLMC_QUANTIZE_CASES_H
@@ -93,8 +92,6 @@ static void compare_copy(Run *run, const Operand *o, bool col, Tensor codes, Ten
     else
         read_cpu_copy(o, v, col, codes, scales);
     memcpy(on_host(tensor_scale.data), on_host(v->tensor_scale), sizeof(float));
-    if (v->format.nvfp4.tensor_scale == TENSOR_SCALE_POW2 && isnan(get(tensor_scale, 0, 0)))
-        memset(on_host(scales.data), 0, tensor_bytes(scales));
 }
 
 typedef struct {
@@ -358,31 +355,36 @@ static void case_quantize_activation_backward(Run *run)
 
 /* ---- weights ---- */
 
-static Operand random_weight(Run *run, int64_t rows, int64_t cols, bool square)
+/* In 1 x 16 blocks, or in 16 x 16, the latter sometimes beside a plain view by columns. */
+static Operand random_weight(Run *run, int64_t rows, int64_t cols)
 {
     Operand o = random_quantized(run, rows, cols, NULL);
+    int64_t kind = pick(run, 0, 6);
     o.row0 = 0;
     o.row.format.rht = o.col.format.rht = false;
-    if (!square) return o;
+    if (kind < 3) return o;
     if (o.row.format.format != FORMAT_NVFP4) o.row.format = o.col.format;
     o.row.format.nvfp4.block = SCALE_16X16;
-    o.col.format = o.row.format;
+    o.col.format = kind < 6 ? o.row.format : (ViewFormat){.format = FORMAT_BF16};
     return o;
+}
+
+static Tensor random_master(Run *run, int64_t rows, int64_t cols)
+{
+    Tensor bf16 = source(run, rows, cols);
+    if (coin(run)) return bf16;
+    Tensor fp32 = input(run, DTYPE_FP32, rows, cols, 1);
+    for (int64_t k = 0; k < rows * cols; k++)
+        put(fp32, k / cols, k % cols, get(bf16, k / cols, k % cols) * 1.0009765625);
+    input_changed(run, fp32);
+    return fp32;
 }
 
 static void case_quantize_weight(Run *run)
 {
     int64_t rows = rows_to_quantize(run), cols = cols_to_quantize(run);
-    bool square = pick(run, 0, 2);
-    Linear w = {.weight = random_weight(run, rows, cols, square)};
-    Tensor master = source(run, rows, cols);
-    if (coin(run)) {
-        Tensor fp32 = input(run, DTYPE_FP32, rows, cols, 1);
-        for (int64_t k = 0; k < rows * cols; k++)
-            put(fp32, k / cols, k % cols, get(master, k / cols, k % cols) * 1.0009765625);
-        input_changed(run, fp32);
-        master = fp32;
-    }
+    Linear w = {.weight = random_weight(run, rows, cols)};
+    Tensor master = random_master(run, rows, cols);
     Compared c = place_views(run, &w.weight, 3);
     uint64_t seed = random_bits(run);
     uint32_t step = (uint32_t)pick(run, 0, 1000);
@@ -416,26 +418,55 @@ static void pack_by_parts(Run *run, Linear *w, Tensor master, uint64_t seed, uin
     quantize_unpack(w);
 }
 
+/* Memory for what ranks gather beside the views. */
+static void place_gathered(Run *run, Operand *o)
+{
+    size_t bytes = run->ops->gather_bytes ? run->ops->gather_bytes(o) : 0;
+    if (!bytes) return;
+    Tensor memory = output(run, NULL, DTYPE_INT32, 1, (int64_t)((bytes + 3) / 4));
+    block_of(run, memory)->scratch = true;
+    o->gathered = memory.data;
+}
+
+/* What ranks gather lies in the views, or in what was asked for beside them, and is cut at 16 rows. */
+static void check_pieces(const Run *run, const Linear *w)
+{
+    const Operand *o = &w->weight;
+    WeightPiece piece[WEIGHT_PIECES];
+    int count = run->ops->weight_pieces(w, piece), quantized = 0, plain = 0;
+    bool one = views_are_one(&o->row.format, &o->col.format);
+    size_t units = (size_t)ceil_div(o->rows, 16), beside = 0;
+    for (int i = 0; i < (one ? 1 : 2); i++)
+        *(format_is_plain((i ? &o->col : &o->row)->format.format) ? &plain : &quantized) += 1;
+    CHECK(count == plain + 2 * quantized, "%d pieces of %d plain and %d NVFP4 copies", count, plain, quantized);
+    for (int i = 0; i < count; i++) {
+        CHECK(piece[i].bytes <= units * piece[i].unit && piece[i].bytes > (units - 1) * piece[i].unit,
+              "piece %d: %ld bytes of %ld", i, (long)piece[i].bytes, (long)piece[i].unit);
+        const char *gathered = o->gathered, *end = piece[i].data + piece[i].bytes;
+        if (gathered && piece[i].data >= gathered && piece[i].data <= gathered + run->ops->gather_bytes(o)) {
+            CHECK(end <= gathered + run->ops->gather_bytes(o), "piece %d ends beyond what was asked for", i);
+            beside++;
+        }
+        for (int k = 0; k < i; k++)
+            CHECK(piece[k].data >= end || piece[k].data + piece[k].bytes <= piece[i].data, "pieces %d, %d overlap", k,
+                  i);
+    }
+    CHECK(!o->gathered == !beside, "%d pieces beside the views", (int)beside);
+}
+
 static void case_pack_weight(Run *run)
 {
     int64_t rows = rows_to_quantize(run), cols = cols_to_quantize(run);
-    Linear w = {.weight = random_weight(run, rows, cols, true)};
-    Tensor master = source(run, rows, cols);
+    Linear w = {.weight = random_weight(run, rows, cols)};
+    Tensor master = random_master(run, rows, cols);
     Compared c = place_views(run, &w.weight, 3);
     uint64_t seed = random_bits(run);
     uint32_t step = (uint32_t)pick(run, 0, 1000);
-    WeightPiece piece[WEIGHT_PIECES];
+    place_gathered(run, &w.weight);
     need_quantized(run, rows, cols);
     pack_by_parts(run, &w, master, seed, step);
     compare_views(run, &w.weight, &c);
-    if (!run->device) return;
-    CHECK(run->ops->weight_pieces(&w, piece) == 2, "pieces of a weight in 16 x 16 blocks");
-    for (int i = 0; i < 2; i++) {
-        size_t units = (size_t)ceil_div(rows, 16);
-        CHECK(piece[i].bytes <= units * piece[i].unit && piece[i].bytes > (units - 1) * piece[i].unit,
-              "piece %d: %ld bytes of %ld", i, (long)piece[i].bytes, (long)piece[i].unit);
-        CHECK(piece[i].data >= (char *)w.weight.row.data, "piece %d is of the view", i);
-    }
+    if (run->device) check_pieces(run, &w);
 }
 
 #endif

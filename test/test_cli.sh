@@ -309,6 +309,7 @@ refused "generate: id beyond the vocabulary" 2 'vocabulary (300)'
 # shellcheck disable=SC2317 # called through check
 adds_up() {
     awk '/^memory by purpose/ { table = 1; next }
+        !NF { table = 0 }
         table && $1 == "total" { total = $2 }
         table && $1 != "total" { for (i = 1; i <= NF; i++) if ($i ~ /^[0-9]+$/) { sum += $i; break }; share += $NF }
         END { exit !(total > 0 && sum == total && share > 99.4 && share < 100.6) }' "$scratch/out"

@@ -68,13 +68,15 @@ launched 12.0 gpt2 # its bias is added by a kernel
 launched 10.0 qwen3 --telemetry_every 1
 leave='dense_lse_kernel' # with cuDNN only
 if command -v mpirun >/dev/null && [[ $(ldd "$cuda") == *libmpi* ]]; then
-    # shellcheck disable=SC2046 # words
-    CUDA_ON_CPU_STATS=1 timeout --kill-after=5 120 scripts/run_local.sh -np 2 "$cuda" $(options llama) "${short[@]}" --zero_stage 1 \
-        --run_dir "$scratch/kernels" --deterministic_reduction true >"$scratch/out" 2>&1
-    cat "$scratch/out" >>"$scratch/stats"
+    for blocks in 16x16 1x16; do
+        # shellcheck disable=SC2046 # words
+        CUDA_ON_CPU_STATS=1 timeout --kill-after=5 120 scripts/run_local.sh -np 2 "$cuda" $(options llama) "${short[@]}" --zero_stage 1 \
+            --run_dir "$scratch/kernels" --deterministic_reduction true --weight_blocks $blocks >"$scratch/out" 2>&1
+        cat "$scratch/out" >>"$scratch/stats"
+    done
 else
     skip "kernels of several ranks" "no MPI"
-    leave="$leave scales_from_amax"
+    leave="$leave scales_from_amax quantize_part unpack_part"
 fi
 for kernel in $(cat llmc/cuda/*.cu llmc/cuda/*.cuh | tr '\n' ' ' | grep -oE '__global__ void( +__launch_bounds__\([^)]*\))? +[a-z_0-9]+\(' |
     grep -oE '[a-z_0-9]+\($' | tr -d '(' | sort -u); do
@@ -159,6 +161,51 @@ rm -r "$run/checkpoints/$last"
 gpt $(options llama) --run_dir "$run" --resume auto
 check "CUDA's checkpoint on the CPU" exits 0
 check "CUDA's checkpoint on the CPU: losses" near "and back" "$run" "$scratch/cpu_llama"
+
+# ---- a loss that is not finite: found a step later, told and logged as by the CPU, which knows it at once
+
+said() { # said RUN FILE: keeps what a program said of its end, and what its log has, without numbers that are near only
+    sed -nE 's/^(error: step [0-9]+: the (loss|gradient norm) is).*(; weights and moments are those of step [0-9]+).*/\1\3/p
+        s/^(  [a-z0-9_.]+ +gradient norm) -?(nan|inf)$/\1/p; /^  [0-9]+ of [0-9]+ parameters/p' "$scratch/err" >"$2"
+    sed -E 's/:[^,}]*//g' "$1/log.jsonl" >>"$2"
+}
+for recipe in '--precision bf16' '--tensor_scale amax' '--tensor_scale pow2'; do
+    # heads of 8, which tensor cores do not take: their attention overflows at scores of 1e9, and the CPU's a few steps later
+    # shellcheck disable=SC2206 # words
+    wild=(--heads 6 --steps 60 --lr 1000 --weight_decay 100 --grad_clip 0 --warmup_steps 0 --val_every 0 --checkpoint_every 0 --hash_every 0 $recipe)
+    rm -rf "$scratch/wild" "$scratch/wild_cuda"
+    # shellcheck disable=SC2046 # words
+    gpt $(options gpt2) "${wild[@]}" --run_dir "$scratch/wild"
+    said "$scratch/wild" "$scratch/said"
+    check "not finite, $recipe, on the CPU" exits 1
+    # shellcheck disable=SC2046 # words
+    on_cuda $(options gpt2) "${wild[@]}" --run_dir "$scratch/wild_cuda"
+    said "$scratch/wild_cuda" "$scratch/said_cuda"
+    check "not finite, $recipe, on CUDA" exits 1
+    check "not finite, $recipe: names step and parameters" grep -q '^  .* gradient norm' "$scratch/said_cuda"
+    check "not finite, $recipe: not at once" holds "$(log_lines "$scratch/wild_cuda") >= 3"
+    check "not finite, $recipe: step, parameters and log are the CPU's" cmp "$scratch/said" "$scratch/said_cuda"
+done
+
+# ---- memory for the backward pass: what plan says for each token and block, by hand, and what a run takes
+
+plan_saved() { # plan_saved BLOCKS: from `plan`: all bytes, and those of operands, of a token in these blocks
+    sed -nE "s/^  in blocks $1 +([0-9.]+): ([0-9.]+) of operands.*/\1 \2/p" "$scratch/out"
+}
+# N = 256 tokens; hidden 256, 4 heads (2 of keys) of 64, ffn 384: an operand of 256 columns takes 144 bytes a token, of 384 216; one
+# float beside each operand, the tensor's scale, takes 256 bytes.
+saved=(--arch llama --hidden 256 --heads 4 --kv_heads 2 --ffn 384 --layers 3 --bf16_last_layers 1 --seq_len 128 --batch 2 --precision nvfp4
+    --global_batch_tokens 256 --steps 1 --train_data "$scratch/train.bin")
+on_cuda plan "${saved[@]:0:20}"
+text=$(awk '/^  saved for backward/ { print $5, $6 }' "$scratch/out")
+check "plan: NVFP4 blocks, by hand" same "$(plan_saved 0-1)" \
+    "$(awk 'BEGIN { operands = 3 * 144 + 216 + 4 * 256 / 256; print 2 * 512 + 512 + 4 * 4 + 512 + 4 + 2 * 768 + operands, operands }')"
+check "plan: the BF16 block, by hand" same "$(plan_saved 2-2)" \
+    "$(awk 'BEGIN { operands = 2 * 512 + 2 * 384; print 2 * 512 + 512 + 4 * 4 + 512 + 4 + 2 * 768 + operands, operands }')"
+check "plan: blocks add up to what is saved" same "$(awk '/^  saved for backward/ { print $4 }' "$scratch/out")" \
+    "$(awk -v a="$(plan_saved 0-1)" -v b="$(plan_saved 2-2)" 'BEGIN { print 256 * (2 * a + b) }')"
+on_cuda "${saved[@]}" --run_dir "$scratch/saved"
+check "plan: a run takes the same" says out "saved for backward $text,"
 
 # ---- what is refused
 

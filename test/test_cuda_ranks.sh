@@ -40,10 +40,18 @@ declare -A MODEL=(
     [llama]='--arch llama --hidden 48 --heads 6 --kv_heads 2 --tie_embeddings false'
     [qwen3]='--arch qwen3 --hidden 32 --heads 4 --kv_heads 2 --head_dim 16'
 )
+declare -A RECIPE=( # else BF16
+    [nvfp4]='--precision nvfp4'
+    [parts]='--precision nvfp4 --weight_blocks 1x16 --bf16_last_layers 0 --four_over_six weights --master fp32'
+    [pow2]='--precision nvfp4 --weight_blocks 1x16 --tensor_scale pow2 --stochastic_rounding all --switch_to_bf16_at 0.5'
+    [forward]='--precision nvfp4 --dgrad bf16 --master fp32'
+    [backward]='--precision nvfp4 --fprop bf16 --tensor_scale pow2'
+)
 documents "$scratch/train.bin" 40 110
 documents "$scratch/val.bin" 3 90
-options() { # options ARCH: 12 micro-batches of 16 tokens a step, for 1, 2, 3 and 4 ranks
-    echo "${MODEL[$1]} --precision bf16 --layers 3 --seq_len 16 --batch 1 --global_batch_tokens 192 --steps 3 --lr 4e-3
+model() { echo "${MODEL[${1%:*}]} --precision bf16 ${RECIPE[${1#*:}]:-}"; } # model ARCH[:RECIPE]
+options() { # options ARCH[:RECIPE]: 12 micro-batches of 16 tokens a step, for 1, 2, 3 and 4 ranks
+    echo "$(model "$1") --layers 3 --seq_len 16 --batch 1 --global_batch_tokens 192 --steps 3 --lr 4e-3
         --warmup_steps 1 --hash_every 1 --train_data $scratch/train.bin --val_data $scratch/val.bin --val_every 3 --val_batches 2
         --checkpoint_every 2 --keep_checkpoints 0 --threads 1"
 }
@@ -70,34 +78,43 @@ variant() { # variant RANKS STAGE ARCH STREAMS
     check "$name: tensors" same_tensors "$run" "$scratch/ref_$3"
 }
 if [ "$long" = 1 ]; then
-    for arch in "${!MODEL[@]}"; do for n in 2 3 4; do for stage in 0 1 2 3; do
+    for arch in "${!MODEL[@]}" gpt2:nvfp4 llama:nvfp4 gpt2:parts llama:parts qwen3:pow2 llama:forward llama:backward; do for n in 2 3 4; do for stage in 0 1 2 3; do
         variant $n $stage "$arch" in-order
         variant $n $stage "$arch" shuffle:$((10 * n + stage))
     done; done; done
 else
-    variant 4 1 llama shuffle:4
+    variant 2 0 llama:nvfp4 in-order
+    variant 2 1 gpt2:parts in-order
     variant 2 2 llama in-order
-    variant 3 3 llama shuffle:3
+    variant 2 3 llama:parts shuffle:2
+    variant 4 0 llama shuffle:4
+    variant 4 1 llama shuffle:1
+    variant 4 2 qwen3:pow2 in-order
+    variant 4 3 llama:nvfp4 shuffle:6
+    variant 3 3 llama:forward shuffle:5
+    variant 3 1 llama:backward in-order
 fi
 
 # ---- fast order: near, not equal; bytes on the wire as planned
 
 reference llama
-for stage in $([ "$long" = 1 ] && echo 1 2) 0 3; do
+for stage in $([ "$long" = 1 ] && echo 1 2) 0 3:llama:parts 3; do
+    arch=${stage#*:} stage=${stage%%:*}
+    [ "$arch" = "$stage" ] && arch=llama
     for ordered in true false; do
         [ "$long$stage$ordered" = 00true ] && continue
-        name="3 ranks, stage $stage, deterministic $ordered"
+        name="$arch, 3 ranks, stage $stage, deterministic $ordered"
         run=$scratch/wire
-        ranks 3 "$run" llama --zero_stage "$stage" --overwrite --deterministic_reduction $ordered --straggler_every 3 --val_every 0 \
+        ranks 3 "$run" "$arch" --zero_stage "$stage" --overwrite --deterministic_reduction $ordered --straggler_every 3 --val_every 0 \
             --checkpoint_every 0
         check "$name: exit code" exits 0
         check "$name: the slowest rank" matches out '^slowest of 3 ranks in the last 3 steps: rank [0-2], [0-9.]+% more work'
         sent=$(field "$(log_line "$run" 3)" wire_bytes)
-        loss=$(field "$(log_line "$run" 3)" loss) expected=$(field "$(log_line "$scratch/ref_llama" 3)" loss)
+        loss=$(field "$(log_line "$run" 3)" loss) expected=$(field "$(log_line "$scratch/ref_$arch" 3)" loss)
         check "$name: loss near that of one rank" holds "($loss - $expected)^2 < 1e-6"
-        # shellcheck disable=SC2086 # words
-        program=$cuda gpt plan ${MODEL[llama]} --precision bf16 --layers 3 --seq_len 16 --batch 1 --global_batch_tokens 192 --ranks 3 \
-            --zero_stage $stage --deterministic_reduction $ordered
+        # shellcheck disable=SC2046 # words
+        program=$cuda gpt plan $(model "$arch") --layers 3 --seq_len 16 --batch 1 --global_batch_tokens 192 --ranks 3 \
+            --zero_stage "$stage" --deterministic_reduction $ordered
         check "$name: bytes on the wire as planned" says out "on the wire, per step   $sent bytes"
     done
 done

@@ -172,8 +172,7 @@ static void test_pow2_scale(void)
     for (int i = 0; i < 100000; i++) one_pow2_scale(f32_from_bits(1 + (uint32_t)(random_bits() % 0x7f7fffff)));
     for (int mode = 0; mode < 2; mode++) {
         Nvfp4Form form = {.tensor_scale = (TensorScaleMode)mode, .headroom = 1};
-        CHECK(nvfp4_scale(0, false, &form).encode == 1 && nvfp4_scale(INFINITY, false, &form).encode == 1,
-              "amax 0 and Inf");
+        CHECK(nvfp4_scale(0, false, &form).encode == 1, "amax 0");
     }
 }
 

@@ -204,14 +204,14 @@ static void test_finish(void)
 
 /* ---- a whole model: state, hash, report ---- */
 
-static void model_of(Model *model, Precision precision)
+static void model_of(Model *model, Precision precision, const Ops *with)
 {
     Error error;
     ModelSpec spec = {.recipe = recipe_defaults(precision, MASTER_DEFAULT), .train = true, .B = 2, .micro_steps = 1};
     spec.config = (GPTConfig){.arch = ARCH_LLAMA, .L = 2, .C = 16, .NH = 2, .F = 24, .V = 140, .T = 16};
     spec.config.rope_theta = 1e4;
     spec.config.init_std = spec.config.embedding_init_std = 0.1f;
-    if (config_finish(&spec.config, &error) || model_open(model, &spec, ops, &error)) die("%s", error.text);
+    if (config_finish(&spec.config, &error) || model_open(model, &spec, with, &error)) die("%s", error.text);
     zero_init_params(&model->zero, 9);
     model->gpt.hooks.prepare_weights(&model->zero);
 }
@@ -223,7 +223,7 @@ static void fill_gradients(Model *model)
         ParamSlice p = zero_slice(&model->zero, i);
         for (int64_t k = 0; k < p.grad.rows * p.grad.cols; k++) set(p.grad, k, uniform() * (i + 1));
     }
-    *model->optimizer.loss = 64;
+    *model->optimizer.loss[model->optimizer.turn] = 64;
     ops->begin_step(&step);
 }
 
@@ -251,7 +251,7 @@ static void test_step(Precision precision)
     snprintf(name, sizeof name, "%s: a step changes every matrix and vector, decay only of matrices, norm of all",
              precision_name(precision));
     test_case(name);
-    model_of(&model, precision);
+    model_of(&model, precision, ops);
     fill_gradients(&model);
     double *norm = xcalloc((size_t)model.table.count, sizeof *norm);
     for (int i = 0; i < model.table.count; i++) {
@@ -268,7 +268,7 @@ static void test_step(Precision precision)
           r.grad_norm, sqrt(squares));
     CHECK(zero_state_hash(&model.zero) != before, "the hash is the same after a step");
     for (int i = 0; i < model.table.count; i++) {
-        GradientReport report = optimizer_gradient(&model.optimizer, i);
+        GradientReport report = optimizer_gradient(&model.optimizer, i, false);
         ParamSlice p = zero_slice(&model.zero, i);
         CHECK(report.finite && fabs(report.norm / sqrt(norm[i]) - 1) < 1e-12, "%s: norm %g", model.table.param[i].name,
               report.norm);
@@ -281,23 +281,25 @@ static void test_step(Precision precision)
     model_close(&model);
 }
 
-/* One bad element in one gradient, or a bad loss. */
-static void test_not_finite(Precision precision, float bad)
+/* One bad element in one gradient, or a bad loss; `ahead`: another step follows before the report, as on a GPU. */
+static void test_not_finite(Precision precision, float bad, bool ahead)
 {
     Model model;
+    Ops lagging = *ops;
     size_t bytes;
     char name[128];
-    snprintf(name, sizeof name, "%s: a step with %g changes nothing and says where", precision_name(precision),
-             (double)bad);
+    snprintf(name, sizeof name, "%s: a step with %g changes nothing and says where%s", precision_name(precision),
+             (double)bad, ahead ? ", one step later too" : "");
     test_case(name);
-    model_of(&model, precision);
+    lagging.result_lag = ahead;
+    model_of(&model, precision, &lagging);
     fill_gradients(&model);
     optimizer_step(&model.optimizer, 32); /* moments that are not zero */
     optimizer_result(&model.optimizer);
     for (int where = -1; where < model.table.count; where++) {
         fill_gradients(&model);
         if (where < 0)
-            *model.optimizer.loss = (double)bad;
+            *model.optimizer.loss[model.optimizer.turn] = (double)bad;
         else
             set(zero_slice(&model.zero, where).grad, 3, (double)bad);
         char *before = state_copy(&model, &bytes);
@@ -307,8 +309,13 @@ static void test_not_finite(Precision precision, float bad)
         char *after = state_copy(&model, &bytes);
         CHECK(!r.finite, "parameter %d: finite", where);
         CHECK(!memcmp(before, after, bytes) && hash == zero_state_hash(&model.zero), "parameter %d: changed", where);
+        if (ahead) {
+            fill_gradients(&model);
+            optimizer_step(&model.optimizer, 32);
+        }
+        CHECK(optimizer_bad_loss(&model.optimizer, ahead) == (where < 0 ? 0 : -1), "the loss of %d", where);
         for (int i = 0; i < model.table.count; i++)
-            CHECK(optimizer_gradient(&model.optimizer, i).finite == (i != where), "%s reported for %d",
+            CHECK(optimizer_gradient(&model.optimizer, i, ahead).finite == (i != where), "%s reported for %d",
                   model.table.param[i].name, where);
         free(before);
         free(after);
@@ -325,7 +332,7 @@ static void test_state_hash(Precision precision)
     snprintf(name, sizeof name, "%s: state_hash sees every element of masters, m and v, and no padding",
              precision_name(precision));
     test_case(name);
-    model_of(&model, precision);
+    model_of(&model, precision, ops);
     uint64_t hash = zero_state_hash(&model.zero);
     CHECK(hash == zero_state_hash(&model.zero), "not the same twice");
     for (int i = 0; i < model.table.count; i++) {
@@ -367,8 +374,10 @@ int main(void)
     test_finish();
     for (int precision = 0; precision < 2; precision++) {
         test_step((Precision)precision);
-        test_not_finite((Precision)precision, NAN);
-        test_not_finite((Precision)precision, INFINITY);
+        test_not_finite((Precision)precision, NAN, false);
+        test_not_finite((Precision)precision, NAN, true);
+        test_not_finite((Precision)precision, INFINITY, false);
+        test_not_finite((Precision)precision, INFINITY, true);
         test_state_hash((Precision)precision);
     }
     return test_done();

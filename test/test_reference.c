@@ -185,7 +185,7 @@ static void test_one_batch(const Fixture *f, const char *name, const char *isa, 
 
     open_model(&model, f, isa, precision, recompute);
     gradients(&model, f, 0, 1, 0);
-    double expected = number(f, "loss"), loss = *model.optimizer.loss / (double)N;
+    double expected = number(f, "loss"), loss = *model.optimizer.loss[0] / (double)N;
     double loss_error = fabs(loss - expected) / expected, worst = worst_gradient(&model, f, &where);
     CHECK(loss_error < loss_bound, "%s %s %s: loss %.9g, expected %.9g", name, isa, p, loss, expected);
     CHECK(worst < bound, "%s %s %s: gradient of %s is %.3g off", name, isa, p, where, worst);

@@ -1,4 +1,4 @@
-/* What the GPU backend's operations reach: matrix products, attention, and the operations that move memory.
+/* What the GPU backend's operations reach: matrix products, attention, the operations that move memory, quantizers.
  *
  *     bench_cuda [--quick]        --quick: tiny shapes, to see that it runs (on a CPU)
  *
@@ -233,6 +233,71 @@ static void bench_moves(int64_t N, int64_t C)
     ops->free(k.result, sizeof good);
 }
 
+/* ---- quantizers: both copies of an operand, with either kind of tensor scale ---- */
+
+typedef struct {
+    Tensor x;
+    Linear w; /* its weight is the operand that is made */
+} Quantized;
+
+static void quantize_activation(void *p)
+{
+    Quantized *q = (Quantized *)p;
+    ops->operand_from_tensor(&q->w.weight, q->x, VIEW_ROW | VIEW_COL);
+}
+static void quantize_gradient(void *p)
+{
+    Quantized *q = (Quantized *)p;
+    ops->operand_from_gradient(&q->w.weight, q->x, Tensor{});
+}
+static void quantize_weight(void *p)
+{
+    Quantized *q = (Quantized *)p;
+    ops->weight_prepare(&q->w, q->x, 0, 0);
+}
+
+/* Bytes an element: 2 read, once more where the tensor's scale comes first, and copies of 0.5625 written; a power of
+ * two comes last, and block scales are read and written once more. */
+static void bench_quantizer(const char *name, void (*run)(void *), Tensor x, Rounding rounding, ScaleBlock block,
+                            TensorScaleMode scale)
+{
+    bool square = block == SCALE_16X16, late = scale == TENSOR_SCALE_POW2 && !square;
+    Quantized q = {};
+    Operand *o = &q.w.weight;
+    View *view[2] = {&o->row, &o->col};
+    void *memory[2];
+    size_t bytes[2];
+    q.x = x;
+    o->rows = x.rows, o->cols = x.cols;
+    for (int i = 0; i < 2; i++) {
+        view[i]->format.format = FORMAT_NVFP4;
+        view[i]->format.nvfp4 = Nvfp4Form{rounding, block, scale, FOUR_OVER_SIX_OFF, 1};
+        view[i]->format.rht = i == 1 && !square;
+        view[i]->format.role = (uint8_t)(ROLE_OPERAND + i);
+        bytes[i] = ops->view_bytes(&view[i]->format, i ? VIEW_COL : VIEW_ROW, o->rows, o->cols);
+        memory[i] = ops->alloc(bytes[i]);
+        ops->view_place(view[i], i ? VIEW_COL : VIEW_ROW, o->rows, o->cols, memory[i]);
+    }
+    Item item = {name, "", run, &q, 0, (double)(x.rows * x.cols) * (late ? 3.375 : 5.125)};
+    snprintf(item.shape, sizeof item.shape, "%lld x %lld, %s", (long long)x.rows, (long long)x.cols,
+             scale == TENSOR_SCALE_POW2 ? "pow2" : "amax");
+    report(&item);
+    for (int i = 0; i < 2; i++) ops->free(memory[i], bytes[i]);
+}
+
+static void bench_quantizers(int64_t N, int64_t C)
+{
+    Tensor x = tensor(DTYPE_BF16, N, C);
+    for (int scale = 0; scale < 2; scale++) {
+        bench_quantizer("quantize activation", quantize_activation, x, ROUND_NEAREST, SCALE_1X16,
+                        (TensorScaleMode)scale);
+        bench_quantizer("quantize gradient", quantize_gradient, x, ROUND_STOCHASTIC, SCALE_1X16,
+                        (TensorScaleMode)scale);
+    }
+    bench_quantizer("quantize weight", quantize_weight, x, ROUND_NEAREST, SCALE_16X16, TENSOR_SCALE_AMAX);
+    drop(x);
+}
+
 int main(int argc, char **argv)
 {
     bool quick = argc > 1 && !strcmp(argv[1], "--quick");
@@ -242,7 +307,7 @@ int main(int argc, char **argv)
     if (argc > 2 || (argc == 2 && !quick)) die_usage("bench_cuda [--quick]");
     if (cuda_open(&ops, "auto", 0, &error)) die("%s", error.text);
     need.N = 32768, need.T = 8192, need.cols = 28672, need.V = 50304, need.head_dim = 128, need.heads = 32,
-    need.group = 4;
+    need.group = 4, need.weight_rows = 128, need.weight_elements = 128 * 128;
     if (quick) need.N = 256, need.cols = 512;
     void *workspace = ops->alloc(ops->workspace_bytes(&need));
     ops->workspace_set(workspace, &need);
@@ -253,6 +318,7 @@ int main(int argc, char **argv)
         bench_layer(128, 64, 96);
         bench_attention(1, 64, 2, 1, 64);
         bench_moves(64, 128);
+        bench_quantizers(64, 128);
         return 0;
     }
     static const int64_t LAYERS[][3] = {{16384, 768, 2304},  {16384, 768, 3072},  {16384, 3072, 768},
@@ -263,6 +329,8 @@ int main(int argc, char **argv)
     bench_attention(4, 4096, 32, 8, 128);
     bench_attention(2, 8192, 32, 8, 128);
     bench_moves(32768, 768);
+    bench_quantizers(32768, 768);
     bench_moves(16384, 4096);
+    bench_quantizers(16384, 4096);
     return 0;
 }

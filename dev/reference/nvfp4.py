@@ -135,9 +135,10 @@ class Tensor:
         self.pow2, self.bound = args.tensor_scale == "pow2", 448 if args.four_over_six == "off" else 256
         self.amax = amax_of([v for row in x for v in row])
         self.encode = least(div(6 * self.bound, self.amax), FLT_MAX)
-        if self.pow2 and 0 < self.amax < INF:
-            self.encode = 2.0 ** next(e for e in range(126, -200, -1) if 2.0**e * self.amax <= 2688)
-        if self.amax in (0, INF):
+        if self.pow2 and self.amax > 0:
+            amax = min(self.amax, FLT_MAX)
+            self.encode = 2.0 ** next(e for e in range(126, -200, -1) if 2.0**e * amax <= 2688)
+        if self.amax == 0 or (self.amax == INF and not self.pow2):
             self.encode = 1.0
         self.decode = div(1, self.encode)
         self.codes = [[0] * self.cols for _ in range(self.rows)]

@@ -8,7 +8,8 @@
  *
  * To build a graph takes cuDNN up to a second, so each is kept, found by all that it depends on: a run has few. The
  * deterministic backward needs memory of a size that is known only then; but for sm_100, 2 bytes a query, key and head.
- * It is one buffer for all graphs, beside the arena, that grows when a graph is built.
+ * It is one buffer for all graphs: of the backend's workspace, for which a run's graph is built when memory is planned;
+ * a graph that needs more (the self-test's) gets it beside.
  *
  * The library is the frontend, headers that are C++ with shared pointers and maps; they stay in this file, which takes
  * a minute to compile.
@@ -58,15 +59,18 @@ struct {
     Plan *plan; /* owned, newest first */
     void *workspace;
     int64_t workspace_bytes;
+    bool own; /* workspace is not the backend's */
     char name[32];
 } cudnn;
 
 /* ---- which calls ---- */
 
+bool is_size_for_cudnn(int64_t T, int64_t HD) { return T >= 2 && HD % 8 == 0 && HD <= 128; }
+
 bool is_for_cudnn(const Call &c)
 {
     const Attention *a = c.a;
-    if (a->first_key || a->position0 || a->Tq != a->Tk || a->Tq < 2 || a->HD % 8 || a->HD > 128) return false;
+    if (a->first_key || a->position0 || a->Tq != a->Tk || !is_size_for_cudnn(a->Tq, a->HD)) return false;
     for (int i = 0; i < TENSORS; i++)
         if (i != LSE && c.t[i].data && !attention::fits_tiles(c.t[i])) return false;
     return true;
@@ -122,16 +126,27 @@ fe::error_t build(Plan *plan)
     return plan->graph.build(cudnn.handle, {fe::HeurMode_t::A});
 }
 
+void use_workspace(void *memory, int64_t bytes, bool own)
+{
+    if (cudnn.own) {
+        cuda_check(cudaStreamSynchronize(cuda.stream), "attention"); /* an earlier graph may be reading it */
+        cuda_check(cudaFree(cudnn.workspace), "attention");
+    }
+    cudnn.workspace = memory;
+    cudnn.workspace_bytes = bytes;
+    cudnn.own = own;
+}
+
 void reserve_workspace(int64_t bytes)
 {
+    void *memory;
     if (bytes <= cudnn.workspace_bytes) return;
-    cuda_check(cudaStreamSynchronize(cuda.stream), "attention"); /* an earlier graph may be reading it */
-    cuda_check(cudaFree(cudnn.workspace), "attention");
-    if (cudaMalloc(&cudnn.workspace, (size_t)bytes) != cudaSuccess)
+    use_workspace(NULL, 0, false);
+    if (cudaMalloc(&memory, (size_t)bytes) != cudaSuccess)
         die("out of device memory: attention by %s needs %.2f GiB of its own; make batch or seq_len smaller, or build "
             "with USE_CUDNN=0",
             attention_cudnn_name(), (double)bytes / 0x1p30);
-    cudnn.workspace_bytes = bytes;
+    use_workspace(memory, bytes, true);
 }
 
 /* The rest is about each engine that was tried; CUDNN_LOGLEVEL_DBG=2 in the environment makes cuDNN say it, and why. */
@@ -152,8 +167,6 @@ Plan *plan_of(const Key &key)
         note("attention %s of %ld x %ld tokens, %ld and %ld heads of %ld by our own kernels: %s says: %s",
              key.backward ? "backward" : "forward", (long)key.B, (long)key.T, (long)key.NH, (long)key.NKV, (long)key.HD,
              attention_cudnn_name(), first_line(error).c_str());
-    else
-        reserve_workspace(cudnn.plan->graph.get_workspace_size());
     return cudnn.plan;
 }
 
@@ -172,6 +185,7 @@ bool run(const Call &c)
     if (!is_for_cudnn(c)) return false;
     Plan *plan = plan_of(key_of(c));
     if (plan->refused) return false;
+    reserve_workspace(plan->graph.get_workspace_size());
     std::unordered_map<int64_t, void *> at;
     for (int i = 0; i < TENSORS; i++)
         if (c.t[i].data) at[i] = c.t[i].data;
@@ -197,6 +211,18 @@ void check(cudnnStatus_t status, const char *what)
 }
 
 } // namespace
+
+/* The graph of a run's backward pass: q, k, v are columns of one matrix, as their gradients are. */
+size_t attention_cudnn_workspace_bytes(const Need *need)
+{
+    int64_t NH = need->heads, HD = need->head_dim, NKV = NH / need->group, qkv = (NH + 2 * NKV) * HD, att = NH * HD;
+    if (!need->attention_backward || !is_size_for_cudnn(need->T, HD) || qkv % 8) return 0;
+    const Plan *plan = plan_of(
+        Key{true, need->N / need->T, need->T, NH, NKV, HD, {qkv, qkv, qkv, att, NH, att, qkv, qkv, qkv}});
+    return plan->refused ? 0 : (size_t)plan->graph.get_workspace_size();
+}
+
+void attention_cudnn_workspace_set(void *memory, size_t bytes) { use_workspace(memory, (int64_t)bytes, false); }
 
 bool attention_cudnn_forward(Tensor att, Tensor lse, Tensor q, Tensor k, Tensor v, const Attention *a)
 {

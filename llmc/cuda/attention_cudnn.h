@@ -9,6 +9,10 @@
 
 void attention_cudnn_open(void); /* after cuda.stream; dies when cuDNN does not work */
 
+/* The deterministic backward pass needs memory that cuDNN counts: bytes of it, which are part of a run's workspace. */
+size_t attention_cudnn_workspace_bytes(const Need *need);
+void attention_cudnn_workspace_set(void *memory, size_t bytes);
+
 /* As the operations of these names; false, and nothing done, when the case is not for cuDNN: FP32, documents, a cache,
  * rows or head sizes that do not fit, or a shape that cuDNN refuses (said once). */
 bool attention_cudnn_forward(Tensor att, Tensor lse, Tensor q, Tensor k, Tensor v, const Attention *a);

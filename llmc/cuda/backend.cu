@@ -117,7 +117,7 @@ static void cuda_copy_out(void *host, const void *src, size_t bytes)
     cuda_check(cudaStreamSynchronize(cuda.stream), "copy_out");
 }
 
-/* ---- workspace: | cuBLASLt, products that are added | partial sums | sort | attention's row sums | quantizing | ---- */
+/* ---- workspace: | cuBLASLt, added products | partial sums | sort | attention's sums | quantizing | cuDNN | ---- */
 
 static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -138,6 +138,12 @@ static size_t lay_out(char *memory, const Need *need)
     bytes += take(to, (size_t)(round_up(need->V, 128) + 1 + need->N) * sizeof(int32_t), &sorted);
     bytes += take(to, (size_t)(need->N * need->heads) * sizeof(float), &attention);
     bytes += take(to, quantize_workspace_bytes(need), &quantize);
+#ifdef LLMC_CUDNN
+    size_t cudnn_bytes = attention_cudnn_workspace_bytes(need);
+    void *cudnn;
+    bytes += take(to, cudnn_bytes, &cudnn);
+    if (memory) attention_cudnn_workspace_set(cudnn, cudnn_bytes);
+#endif
     if (!memory) return bytes;
     gemm_workspace_set(gemm, need);
     quantize_workspace_set(quantize);
@@ -330,6 +336,7 @@ int cuda_open(const Ops **ops, const char *isa, int64_t threads, Error *error)
     o->weight_prepare = cuda_weight_prepare;
     o->weight_amax = cuda_weight_amax;
     o->weight_pack = cuda_weight_pack;
+    o->gather_bytes = cuda_gather_bytes;
     o->weight_pieces = cuda_weight_pieces;
     o->weight_unpack = cuda_weight_unpack;
     o->embedding_forward = cuda_embedding_forward;

@@ -93,6 +93,7 @@ void cuda_tune(const Linear *w, int64_t N);
 void cuda_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step);
 void cuda_weight_amax(float *amax, Tensor rows);
 void cuda_weight_pack(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step);
+size_t cuda_gather_bytes(const Operand *weight);
 int cuda_weight_pieces(const Linear *w, WeightPiece out[WEIGHT_PIECES]);
 void cuda_embedding_forward(Tensor x, Tensor stats, const int32_t *tokens, Tensor wte, Tensor wpe, int64_t T,
                             int64_t position0, const Norm *first);

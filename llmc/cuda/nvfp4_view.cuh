@@ -14,7 +14,8 @@
  *
  *     | codes by row | tile scales by row | [ codes by column | tile scales by column | block scales ] | tensor scale |
  *                                           16 x 16 only                       [rows / 16][cols / 16]
- * Every part begins at a multiple of 256 bytes. A column view alone has the two parts of its own.
+ * Every part begins at a multiple of 256 bytes. A column view alone has the two parts of its own. What ranks gather of
+ * a weight in 1 x 16 blocks lies beside its views (quantize_weight.cu).
  *
  * Floor 2.
  */

@@ -11,25 +11,6 @@
 
 #include "quantize_source.cuh"
 
-/* ---- targets ---- */
-
-static void add_view(Targets *t, const Operand *o, const View *v, const void *source)
-{
-    if (!format_is_plain(v->format.format) || v->data == source) return;
-    DType dtype = v->format.format == FORMAT_FP32 ? DTYPE_FP32 : DTYPE_BF16;
-    add_target(t, Tensor{v->data, dtype, o->rows, o->cols, o->cols});
-}
-
-/* The asked views, but those that are the source. */
-static Targets targets_of(const Operand *o, unsigned views, const void *source)
-{
-    Targets t = {};
-    t.aligned = true;
-    if (views & VIEW_ROW) add_view(&t, o, &o->row, source);
-    if (views & VIEW_COL) add_view(&t, o, &o->col, source);
-    return t;
-}
-
 /* ---- views, plain and quantized ---- */
 
 static QuantizePlace step_place(const Operand *o) { return QuantizePlace{true, 0, 0, o->row0}; }

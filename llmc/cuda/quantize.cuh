@@ -78,7 +78,8 @@ bool wants_quantized(const Operand *o, unsigned views);
 QuantizeJob quantize_job(const Operand *o, unsigned views, QuantizePlace place, int64_t rows, int64_t part_cols);
 void quantize_scales_from(const QuantizeJob &job, const float *amax); /* of a tensor whose amax is known */
 void quantize_finish(const char *op, const QuantizeJob &job, int parts);
-/* Of the copies of a job, from a matrix: defined in operand_tensor.cu. dbias, where it is not absent, += the sums over rows. */
+/* Of the copies of a job, from a matrix: defined in operand_tensor.cu. dbias, where it is not absent, += the sums over
+ * rows. */
 void quantize_tensor(const char *op, Operand *o, Tensor x, unsigned views, const Targets &to, QuantizePlace place,
                      Tensor dbias);
 void find_amax_of_tensor(const char *op, const QuantizeJob &job, Tensor x);

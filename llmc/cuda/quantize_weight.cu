@@ -1,11 +1,13 @@
-/* Weights in the form that the products read: plain views are copies of the master; NVFP4 copies in 1 x 16 blocks are made
- * as any operand's (quantize_source.cuh); those in 16 x 16 blocks here, in two steps, for ranks gather between them:
+/* Weights in the form that the products read: plain views are copies of the master; NVFP4 copies in 1 x 16 blocks of a
+ * whole master are made as any operand's (quantize_source.cuh); those in 16 x 16 blocks here, and what ranks gather, in
+ * two steps, for they gather between them what 16 rows of the master fill without gaps:
  *
  *     quantize_squares      from rows of the master: codes by rows and one scale a square
- *     cuda_weight_unpack    from those of the whole weight: the scales in tiles, the codes transposed and their scales
+ *     quantize_part         the same in 1 x 16 blocks, of one copy
+ *     cuda_weight_unpack    from those of the whole weight: the scales in tiles, the codes by columns
  */
 #include "backend.h"
-#include "quantize.cuh"
+#include "quantize_tile.cuh"
 
 static bool is_square(const Linear *w)
 {
@@ -150,6 +152,117 @@ __global__ void __launch_bounds__(BLOCK)
     if (k0 < q.K) q.scales.template st_pack<4>((outer0 / TILE * q.scale_tiles + k0 / 64) * 128 + lane * 4, words);
 }
 
+/* ---- 1 x 16 blocks by parts ----
+ *
+ * Gathered beside the views, and put into them by unpack_part: of either copy its blocks, 8 bytes of codes each, in the
+ * order of the master's rows, and their scales:
+ *
+ *     | codes by row [rows][blocks of cols] | scales | codes by column [blocks of rows][cols] | scales |
+ */
+
+typedef struct {
+    uint8_t *codes[2], *scales[2]; /* by row, by column */
+    size_t bytes;
+} GatherMemory;
+
+/* Blocks of one copy of the first `rows` rows; 0: not by parts. */
+static int64_t blocks_by_parts(const Operand *o, int col, int64_t rows)
+{
+    const View *v = col ? &o->col : &o->row;
+    if (v->format.format != FORMAT_NVFP4 || nvfp4_is_square(&v->format)) return 0;
+    return col ? ceil_div(rows, 16) * o->cols : rows * ceil_div(o->cols, 16);
+}
+
+static GatherMemory gather_memory(const Operand *o)
+{
+    GatherMemory memory = {};
+    char *base = (char *)o->gathered;
+    for (int col = 0; col < 2; col++) {
+        size_t blocks = (size_t)blocks_by_parts(o, col, o->rows);
+        memory.codes[col] = (uint8_t *)base + memory.bytes;
+        memory.scales[col] = memory.codes[col] + nvfp4_aligned(8 * blocks);
+        memory.bytes += nvfp4_aligned(8 * blocks) + nvfp4_aligned(blocks);
+    }
+    return memory;
+}
+
+size_t cuda_gather_bytes(const Operand *weight) { return gather_memory(weight).bytes; }
+
+/* A thread has one block of 16 of the job's first copy, along a row or down a column. It reads 2 bytes an element
+ * (BF16), writes a half. */
+template <class T>
+__global__ void __launch_bounds__(BLOCK)
+    quantize_part(Matrix<const T> m, QuantizeJob job, bool col, gmem<uint32_t> codes, gmem<uint8_t> scales)
+{
+    int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, width = col ? m.cols : blocks_of(m.cols);
+    int64_t r = i / width * (col ? 16 : 1), c = i % width * (col ? 1 : 16), row = job.random.row0 + r;
+    Nvfp4Scale tensor = load_struct(gmem<const DeviceScale>(job.scale.p)).tensor;
+    F32x2 pair[8];
+    float x[16], amax = 0;
+    Pack<uint32_t, 2> code;
+    if (r >= m.rows) return;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        int64_t at_r = r + (col ? j : 0), at_c = c + (col ? 0 : j);
+        x[j] = at_r < m.rows && at_c < m.cols ? to_f32(to_bf16(to_f32(m.row(at_r).ld(at_c)))) : 0.0f;
+        amax = f32_max(f32_abs(x[j]), amax);
+        if (j % 2) pair[j / 2] = F32x2{x[j - 1], x[j]};
+    }
+    uint32_t scale = quantize_block<QUANTIZE_ANY>(code.v, pair, amax, job, 0, tensor, job.random.step,
+                                                  (uint32_t)(col ? c : row), (uint32_t)((col ? row : c) / 16));
+    if (job.pow2) scale = e4m3_nearest(f32_mul(f32_from_bits(scale << 20), tensor.encode));
+    scales.st(i, (uint8_t)scale);
+    codes.template st_pack<2>(2 * i, code);
+}
+
+static void quantize_part_rows(const Operand *o, const QuantizeJob &job, Tensor rows, int64_t row0)
+{
+    GatherMemory to = gather_memory(o);
+    for (int col = 0; col < 2; col++) {
+        int64_t first = blocks_by_parts(o, col, row0), count = blocks_by_parts(o, col, rows.rows);
+        QuantizeJob one = job;
+        if (!count) continue;
+        if (col) one.copy[0] = job.copy[1], one.scale = job.scale + 1;
+        BY_DTYPE(rows.dtype, T,
+                 quantize_part<T><<<(unsigned)ceil_div(count, BLOCK), BLOCK, 0, cuda.stream>>>(
+                     matrix<const T>(rows), one, col, gmem<uint32_t>((void *)(to.codes[col] + 8 * first)),
+                     gmem<uint8_t>(to.scales[col] + first)));
+        cuda_check(cudaGetLastError(), "weight_pack");
+    }
+}
+
+/* A block takes a tile of scales, 128 outer indices x 4 blocks, and their codes: 32 bytes of each index. */
+__global__ void __launch_bounds__(BLOCK)
+    unpack_part(QuantizeCopy q, bool col, gmem<const uint32_t> codes, gmem<const uint8_t> scales)
+{
+    int64_t blocks = blocks_of(q.K), block = (int64_t)blockIdx.x * 4 + threadIdx.x % 4;
+    gmem<uint8_t> tiles((void *)q.scales.p);
+#pragma unroll
+    for (int round = 0; round < 2; round++) {
+        int64_t outer = (int64_t)blockIdx.y * TILE + round * BLOCK / 4 + threadIdx.x / 4;
+        int64_t from = col ? block * q.outer + outer : outer * blocks + block;
+        bool inside = outer < q.outer && block < blocks;
+        Pack<uint32_t, 2> words = {};
+        if (inside) words = codes.template ld_pack<2>(2 * from);
+        tiles.st((int64_t)nvfp4_tile_offset(outer, block, blocks), inside ? scales.ld(from) : (uint8_t)0);
+        if (outer < q.outer && 2 * block < q.ld_words)
+            q.codes.template st_pack<2>(outer * q.ld_words + 2 * block, words);
+    }
+}
+
+static void unpack_parts(const Operand *o, const QuantizeJob &job)
+{
+    GatherMemory from = gather_memory(o);
+    for (int col = 0; col < 2; col++) {
+        const QuantizeCopy &q = job.copy[col];
+        dim3 grid((unsigned)q.scale_tiles, (unsigned)ceil_div(q.outer, TILE));
+        if (q.made)
+            unpack_part<<<grid, BLOCK, 0, cuda.stream>>>(q, col, gmem<const uint32_t>((void *)from.codes[col]),
+                                                         gmem<const uint8_t>(from.scales[col]));
+        cuda_check(cudaGetLastError(), "weight_unpack");
+    }
+}
+
 /* ---- operations ---- */
 
 static QuantizePlace weight_place(uint64_t seed, uint32_t step, int64_t row0)
@@ -188,7 +301,10 @@ static void quantize_square_rows(const Linear *w, const QuantizeJob &job, Tensor
 void cuda_weight_unpack(Linear *w)
 {
     const Operand *o = &w->weight;
-    if (!is_square(w)) return;
+    if (!is_square(w)) {
+        unpack_parts(o, quantize_job(o, VIEW_ROW | VIEW_COL, weight_place(0, 0, 0), o->rows, o->cols));
+        return;
+    }
     QuantizeJob row = quantize_job(o, VIEW_ROW, weight_place(0, 0, 0), o->rows, o->cols);
     Operand both = *o;
     both.col = o->row;
@@ -202,26 +318,12 @@ void cuda_weight_unpack(Linear *w)
 /* Rows row0 .. of the plain views, from those of the master. */
 static void copy_rows(const Operand *o, Tensor rows, int64_t row0)
 {
-    const View *view[2] = {&o->row, &o->col};
-    for (int i = 0; i < 2; i++) {
-        if (!format_is_plain(view[i]->format.format) || !rows.rows) continue;
-        Tensor whole = {view[i]->data, view_dtype(view[i]), o->rows, o->cols, o->cols};
+    Targets t = targets_of(o, VIEW_ROW | VIEW_COL, NULL);
+    for (int i = 0; i < t.count && rows.rows; i++) {
+        Tensor whole = {t.to[i].data, t.to[i].half ? DTYPE_BF16 : DTYPE_FP32, o->rows, o->cols, t.to[i].ld};
         Tensor part = tensor_rows(whole, row0, rows.rows);
-        bool done = i == 1 && view[1]->data == view[0]->data;
-        if (part.data != rows.data && !done) cuda_copy(part, rows);
+        if (part.data != rows.data) cuda_copy(part, rows);
     }
-}
-
-/* The plain view beside a quantized one, which one pass makes too. */
-static Targets plain_target(const Operand *o, const void *source)
-{
-    Targets to = {};
-    to.aligned = true;
-    const View *view[2] = {&o->row, &o->col};
-    for (int i = 0; i < 2; i++)
-        if (format_is_plain(view[i]->format.format) && view[i]->data != source)
-            add_target(&to, Tensor{view[i]->data, view_dtype(view[i]), o->rows, o->cols, o->cols});
-    return to;
 }
 
 void cuda_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
@@ -231,25 +333,29 @@ void cuda_weight_prepare(Linear *w, Tensor master, uint64_t seed, uint32_t step)
         copy_rows(o, master, 0);
     } else if (is_square(w)) {
         QuantizeJob job = square_job(w, seed, step, master, 0);
+        copy_rows(o, master, 0);
         find_amax_of_tensor("weight_prepare", job, master);
         quantize_square_rows(w, job, master, 0);
         cuda_weight_unpack(w);
     } else {
-        quantize_tensor("weight_prepare", o, master, VIEW_ROW | VIEW_COL, plain_target(o, master.data),
-                        weight_place(seed, step, 0), Tensor{});
+        quantize_tensor("weight_prepare", o, master, VIEW_ROW | VIEW_COL,
+                        targets_of(o, VIEW_ROW | VIEW_COL, master.data), weight_place(seed, step, 0), Tensor{});
     }
 }
 
 void cuda_weight_pack(Linear *w, Tensor rows, int64_t row0, const float *amax, uint64_t seed, uint32_t step)
 {
-    if (!wants_quantized(&w->weight, VIEW_ROW | VIEW_COL)) {
-        copy_rows(&w->weight, rows, row0);
-        return;
-    }
-    if (!is_square(w)) die("weight_pack: weights in 1 x 16 blocks are not packed by parts on a GPU; this is a bug");
-    QuantizeJob job = square_job(w, seed, step, rows, row0);
+    const Operand *o = &w->weight;
+    copy_rows(o, rows, row0);
+    if (!wants_quantized(o, VIEW_ROW | VIEW_COL)) return;
+    QuantizeJob job = is_square(w)
+                          ? square_job(w, seed, step, rows, row0)
+                          : quantize_job(o, VIEW_ROW | VIEW_COL, weight_place(seed, step, row0), rows.rows, rows.cols);
     quantize_scales_from(job, amax);
-    quantize_square_rows(w, job, rows, row0);
+    if (is_square(w))
+        quantize_square_rows(w, job, rows, row0);
+    else
+        quantize_part_rows(o, job, rows, row0);
 }
 
 void cuda_weight_amax(float *amax, Tensor rows)
@@ -265,26 +371,29 @@ void cuda_weight_amax(float *amax, Tensor rows)
         cuda_check(cudaMemsetAsync(amax, 0, sizeof *amax, cuda.stream), "weight_amax");
 }
 
+static WeightPiece piece_of(void *data, size_t unit, int64_t rows) /* `unit` bytes of every 16 rows */
+{
+    return WeightPiece{(char *)data, unit, (size_t)rows * unit / 16};
+}
+
 int cuda_weight_pieces(const Linear *w, WeightPiece out[WEIGHT_PIECES])
 {
     const Operand *o = &w->weight;
-    const View *view[2] = {&o->row, &o->col};
+    GatherMemory gathered = gather_memory(o);
+    int64_t whole = round_up(o->rows, 16), blocks = ceil_div(o->cols, 16);
     int count = 0;
     if (is_square(w)) {
-        size_t row_bytes = (size_t)round_up(o->cols, 32) / 2, blocks = (size_t)ceil_div(o->cols, 16);
-        out[0] = WeightPiece{(char *)o->row.data, 16 * row_bytes, (size_t)o->rows * row_bytes};
-        out[1] = WeightPiece{(char *)nvfp4_square_scales(&o->row, o->rows, o->cols), blocks,
-                             (size_t)ceil_div(o->rows, 16) * blocks};
-        return 2;
+        out[count++] = piece_of(o->row.data, (size_t)round_up(o->cols, 32) * 8, o->rows);
+        out[count++] = piece_of(nvfp4_square_scales(&o->row, o->rows, o->cols), (size_t)blocks, whole);
     }
-    for (int i = 0; i < 2; i++) {
-        if (view[i]->format.format == FORMAT_NONE || (i == 1 && views_are_one(&o->row.format, &o->col.format)))
-            continue;
-        if (view[i]->format.format == FORMAT_NVFP4)
-            die_usage(
-                "weights in 1 x 16 blocks cannot be sharded on a GPU: use --weight_blocks 16x16, or --zero_stage 0");
-        size_t row_bytes = (size_t)o->cols * dtype_bytes(view_dtype(view[i]));
-        out[count++] = WeightPiece{(char *)view[i]->data, 16 * row_bytes, (size_t)o->rows * row_bytes};
+    for (int col = 0; col < 2; col++) {
+        const View *v = col ? &o->col : &o->row;
+        size_t unit = (size_t)(col ? o->cols : 16 * blocks);
+        if (format_is_plain(v->format.format) && (!col || !views_are_one(&o->row.format, &o->col.format)))
+            out[count++] = piece_of(v->data, 16 * (size_t)o->cols * dtype_bytes(view_dtype(v)), o->rows);
+        if (!blocks_by_parts(o, col, o->rows)) continue;
+        out[count++] = piece_of(gathered.codes[col], 8 * unit, col ? whole : o->rows);
+        out[count++] = piece_of(gathered.scales[col], unit, col ? whole : o->rows);
     }
     return count;
 }

@@ -42,6 +42,18 @@ inline void add_target(Targets *t, Tensor to)
     t->to[t->count++] = Target{to.data, to.ld, to.dtype == DTYPE_BF16};
 }
 
+/* The asked views that are plain, but those that are the source. */
+inline Targets targets_of(const Operand *o, unsigned views, const void *source)
+{
+    Targets t = {};
+    const View *view[2] = {&o->row, &o->col};
+    t.aligned = true;
+    for (int i = 0; i < 2; i++)
+        if (views >> i & 1 && format_is_plain(view[i]->format.format) && view[i]->data != source)
+            add_target(&t, Tensor{view[i]->data, view_dtype(view[i]), o->rows, o->cols, o->cols});
+    return t;
+}
+
 template <int W>
 __device__ inline void store_targets(const Targets &t, int64_t r, int64_t c, int64_t col0, int64_t cols,
                                      const float (&x)[W])
