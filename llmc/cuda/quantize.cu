@@ -21,6 +21,8 @@ void quantize_open(void)
     cuda_check(cudaMalloc(&scale, 2 * sizeof(DeviceScale)), "cudaMalloc");
     cuda_check(cudaMalloc(&stats, MEASURE_BLOCKS * sizeof(QuantStats)), "cudaMalloc");
     cuda_check(cudaMemsetAsync(seen, 0, sizeof(DeviceSeen), cuda.stream), "quantize_open");
+    cuda_check(cudaMemsetAsync(scale, 0, 2 * sizeof(DeviceScale), cuda.stream),
+               "quantize_open"); /* read even if absent */
     space.seen = gmem<DeviceSeen>(seen);
     space.scale = gmem<DeviceScale>(scale);
     space.stats = gmem<uint64_t>(stats);
@@ -52,8 +54,8 @@ static QuantizeCopy copy_of(const Operand *o, const View *v, bool col)
     q.codes = gmem<uint32_t>((void *)c.codes);
     q.scales = gmem<uint32_t>((void *)c.scales);
     q.tensor_scale = gmem<float>(c.tensor_scale);
-    q.outer = c.outer, q.K = c.K, q.ld_words = c.ld / 8;
-    q.scale_tiles = ceil_div(ceil_div(c.K, 16), 4);
+    q.outer = c.outer, q.K = c.K, q.ld_words = (int)(c.ld / 8);
+    q.scale_tiles = (int)ceil_div(c.K, 64);
     q.place = (uint32_t)o->layer << 16 | (uint32_t)v->format.role << 8;
     return q;
 }
@@ -67,7 +69,9 @@ QuantizeJob quantize_job(const Operand *o, unsigned views, QuantizePlace place, 
         job.copy[col] = copy_of(o, v, col);
         job.pow2 = v->format.nvfp4.tensor_scale == TENSOR_SCALE_POW2;
     }
-    job.rows = rows, job.part_cols = part_cols;
+    if (rows > INT32_MAX / 2 - TILE || part_cols > INT32_MAX / 4 - TILE)
+        die("an operand of %lld x %lld is too large to quantize", (long long)rows, (long long)part_cols);
+    job.rows = (int)rows, job.part_cols = (int)part_cols;
     if (place.of_step) job.step = cuda.step;
     job.random = random_place(place.of_step ? cuda.seed : place.seed, place.step, place.row0);
     job.seen = space.seen, job.scale = space.scale, job.tile_base = space.tile_base;

@@ -35,14 +35,15 @@ typedef struct { /* one copy to make; absent: made is false */
     gmem<uint32_t> codes; /* words of 8 codes */
     gmem<uint32_t> scales;
     gmem<float> tensor_scale;
-    int64_t outer, K, ld_words; /* words of a row of codes */
-    int64_t scale_tiles;        /* along K */
-    uint32_t place;             /* Philox: layer and role */
+    int64_t outer, K;
+    int ld_words;    /* words of a row of codes */
+    int scale_tiles; /* along K */
+    uint32_t place;  /* Philox: layer and role */
 } QuantizeCopy;
 
 typedef struct {
-    QuantizeCopy copy[2];    /* by rows, by columns */
-    int64_t rows, part_cols; /* of the source */
+    QuantizeCopy copy[2]; /* by rows, by columns */
+    int rows, part_cols;  /* of the source: 32 bits, for 64 would take a dozen instructions more a thread */
     bool pow2;
     gmem<bf16> plain; /* [rows, plain_ld], or absent */
     int64_t plain_ld;

@@ -19,12 +19,7 @@
 
 __device__ inline int64_t blocks_of(int64_t k) { return (k + 15) / 16; }
 
-/* ---- words of two BF16 ---- */
-
-__device__ inline F32x2 both_halves(uint32_t word)
-{
-    return F32x2{f32_from_bits(word << 16), f32_from_bits(word & 0xffff0000u)};
-}
+/* ---- magnitudes ---- */
 
 /* What a thread has seen: as bits, so that integer maxima order them. */
 typedef struct {
@@ -44,8 +39,8 @@ __device__ inline void see(Seen *seen, float amax, uint32_t nan)
 /* The larger half of a bf16x2_larger chain. */
 __device__ inline float larger_half(uint32_t larger)
 {
-    F32x2 x = both_halves(larger & 0x7fff7fffu);
-    return fmaxf(fmaxf(x.a, x.b), 0.0f); /* all NaN: 0 */
+    F32x2 x = both_halves(larger);
+    return fmaxf(fmaxf(fabsf(x.a), fabsf(x.b)), 0.0f); /* all NaN: 0 */
 }
 
 /* ---- scales ---- */
@@ -175,14 +170,14 @@ __device__ inline float try_4_6(uint32_t (&code)[2], const float (&x)[16], uint3
 
 /* ---- the transform, of two blocks side by side ---- */
 
-__device__ inline void rht16(F32x2 (&x)[16])
+__device__ inline void rht16(F32x2 (&x)[16], const uint32_t (&word)[16])
 {
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
         const float a = NVFP4_RHT_SIGNS >> i & 1 ? -0.25f : 0.25f, b = NVFP4_RHT_SIGNS >> (i + 1) & 1 ? -0.25f : 0.25f;
-        F32x2 first = f32x2_mul(x[i], F32x2{a, a});
-        x[i] = f32x2_fma(x[i + 1], F32x2{b, b}, first);
-        x[i + 1] = f32x2_fma(x[i + 1], F32x2{-b, -b}, first);
+        F32x2 first = bf16x2_fma(word[i], a, F32x2{-0.0f, -0.0f}); /* the product, its zeros too */
+        x[i] = bf16x2_fma(word[i + 1], b, first);
+        x[i + 1] = bf16x2_fma(word[i + 1], -b, first);
     }
 #pragma unroll
     for (int stage = 1; stage < 4; stage++)
@@ -196,10 +191,11 @@ __device__ inline void rht16(F32x2 (&x)[16])
         }
 }
 
-/* The words of x, transformed and rounded. */
-__device__ inline void rht16_rounded(uint32_t (&word)[16], F32x2 (&x)[16])
+/* Words, transformed and rounded. */
+__device__ inline void rht16_rounded(uint32_t (&word)[16])
 {
-    rht16(x);
+    F32x2 x[16];
+    rht16(x, word);
 #pragma unroll
     for (int i = 0; i < 16; i++) word[i] = bf16x2(x[i].a, x[i].b);
 }
