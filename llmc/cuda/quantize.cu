@@ -96,8 +96,9 @@ void quantize_scales_from(const QuantizeJob &job, const float *amax)
 
 /* ---- block scales that wait ---- */
 
-/* A thread has 16 bytes of scale tiles: the scales of 4 outer indices, 32 apart, in 4 blocks. They waited in one tile of
- * quantize_tile, or, where columns are of two parts of a source, in two. Reads and writes 1 byte a block. */
+/* A thread has 16 bytes of scale tiles: the scales of 4 outer indices, 32 apart, in 4 blocks; a warp has a whole tile. They
+ * waited in one tile of quantize_tile, or, where columns are of two parts of a source, in two. Reads and writes 1 byte a
+ * block. */
 template <int parts, int copy>
 __global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, int64_t pieces)
 {
@@ -105,7 +106,8 @@ __global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, in
     const QuantizeCopy &q = job.copy[copy];
     int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, tile = i / 32;
     if (i >= pieces) return;
-    float encode = gmem<const float>((void *)((char *)(job.scale.p + copy) + offsetof(Nvfp4Scale, encode))).ld(0);
+    float encode = ld_warp(gmem<const float>((void *)(job.scale.p + copy)),
+                           offsetof(Nvfp4Scale, encode) / sizeof(float));
     int64_t tiles_x = (job.part_cols + TILE / parts - 1) / (TILE / parts), outer0 = tile / q.scale_tiles * TILE;
     int64_t k0 = tile % q.scale_tiles * 64;
     uint32_t base[BASES];
@@ -113,7 +115,8 @@ __global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, in
     for (int j = 0; j < BASES; j++) {
         int64_t row = copy ? k0 : outer0, column = copy ? outer0 + 64 * j : k0;
         if (parts == 2 && column >= job.part_cols) column -= job.part_cols;
-        base[j] = job.tile_base.ld(2 * (row / TILE * tiles_x + column / (TILE / parts)) + copy);
+        gmem<const uint32_t> bases(job.tile_base.p);
+        base[j] = ld_warp(bases, 2 * (row / TILE * tiles_x + column / (TILE / parts)) + copy);
     }
     Pack<uint32_t, 4> words = q.scales.template ld_pack<4>(4 * i);
 #pragma unroll

@@ -87,6 +87,13 @@ void measure_square_tensor(const QuantizeJob &job, Tensor x, const uint8_t *squa
 gmem<uint64_t> quantize_stats(void);         /* where measuring blocks leave theirs */
 void quantize_collect_stats(uint32_t place); /* adds them to the caller's (cuda.measure) */
 
+/* An element that all lanes of a warp want: one loads it. */
+template <class T> __device__ inline T ld_warp(gmem<const T> from, int64_t i)
+{
+    T x = lane_number() == 0 ? from.ld(i) : T{};
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
 /* ---- the last block of a kernel makes the tensor's scales ---- */
 
 __device__ inline gmem<uint32_t> seen_field(gmem<DeviceSeen> seen, size_t offset)

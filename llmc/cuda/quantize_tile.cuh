@@ -61,7 +61,8 @@ __device__ inline void set_up_factors(TileShared *s, const QuantizeJob &job)
 {
     int copy = (int)threadIdx.x / 128, scale = (int)threadIdx.x % 128;
     gmem<const float> tensor((void *)(job.scale.p + copy));
-    s->factor[copy][scale] = encode_factor((uint32_t)scale, tensor.ld(offsetof(Nvfp4Scale, decode) / sizeof(float)));
+    float decode = ld_warp(tensor, offsetof(Nvfp4Scale, decode) / sizeof(float));
+    s->factor[copy][scale] = encode_factor((uint32_t)scale, decode);
     if (!scale) s->scale[copy].tensor.multiplier = tensor.ld(offsetof(Nvfp4Scale, multiplier) / sizeof(float));
 }
 
