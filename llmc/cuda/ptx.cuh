@@ -157,23 +157,29 @@ __device__ inline F32x2 bf16x2_add(uint32_t word, float x)
 #endif
 }
 
-/* The larger magnitude of each half, its sign bits meaning nothing; the other one where one is NaN. */
-__device__ inline uint32_t bf16x2_larger(uint32_t x, uint32_t y)
+/* The larger magnitude of each half, its sign bits meaning nothing; where one is NaN, the other, or with `keep` NaN. */
+template <bool keep = false> __device__ inline uint32_t bf16x2_larger(uint32_t x, uint32_t y)
 {
 #ifdef __CUDA_ARCH__
     uint32_t r;
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    if (keep)
+        asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    else
+        asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
 #else
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x & 0x7fff7fffu), "r"(y & 0x7fff7fffu));
+    x &= 0x7fff7fffu, y &= 0x7fff7fffu;
+    if (keep)
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    else
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
 #endif
     return r;
 #else
     uint32_t r = 0;
     for (int shift = 0; shift < 32; shift += 16) {
-        uint32_t a = x >> shift & 0x7fff, b = y >> shift & 0x7fff, larger = a > b ? a : b;
-        if (a > 0x7f80) larger = b;
-        if (b > 0x7f80) larger = a;
+        uint32_t a = x >> shift & 0x7fff, b = y >> shift & 0x7fff, larger = a > b ? a : b; /* NaN is largest */
+        if (!keep && larger > 0x7f80) larger = a > 0x7f80 ? b : a;
         r |= larger << shift;
     }
     return r;

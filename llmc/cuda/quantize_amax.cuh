@@ -23,7 +23,7 @@ __device__ inline void see_columns(Seen (&seen)[2], const uint32_t (&word)[16][p
         for (int i = 0; i < 16; i++) {
             column[i] = word[i][part][j];
             larger = bf16x2_larger(larger, column[i]);
-            nan |= nan_halves(column[i]);
+            nan = bf16x2_larger<true>(nan, column[i]);
         }
         see(&seen[0], larger_half(larger), nan);
         if (!job.copy[1].rht) {
@@ -35,7 +35,7 @@ __device__ inline void see_columns(Seen (&seen)[2], const uint32_t (&word)[16][p
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             larger = bf16x2_larger(larger, column[i]);
-            nan |= nan_halves(column[i]);
+            nan = bf16x2_larger<true>(nan, column[i]);
         }
         see(&seen[1], larger_half(larger), nan);
     }

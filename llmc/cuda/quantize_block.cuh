@@ -27,13 +27,11 @@ typedef struct {
     uint32_t nan;  /* 1: there was one */
 } Seen;
 
-/* The sign bits of a magnitude + 0x7f are set by NaN, and only by it. */
-__device__ inline uint32_t nan_halves(uint32_t word) { return (word & 0x7fff7fffu) + 0x007f007fu; }
-
+/* `nan`: of a bf16x2_larger<true> chain. The sign bits of a magnitude + 0x7f are set by NaN, and only by it. */
 __device__ inline void see(Seen *seen, float amax, uint32_t nan)
 {
     seen->amax = f32_bits(amax) > seen->amax ? f32_bits(amax) : seen->amax;
-    seen->nan |= nan & 0x80008000u ? 1 : 0;
+    seen->nan |= ((nan & 0x7fff7fffu) + 0x007f007fu) & 0x80008000u ? 1 : 0;
 }
 
 /* The larger half of a bf16x2_larger chain. */
@@ -59,13 +57,15 @@ __device__ inline float encode_factor(uint32_t scale, float decode)
     return fminf(f32_mul(reciprocal_normal(product), up), NVFP4_FLT_MAX);
 }
 
-/* In pow2 mode: the factor, and in *kept the 11 bits that wait. */
+/* In pow2 mode: the factor, and in *kept the 11 bits that wait. Reciprocals of what can come, up to FLT_MAX / 6, and of
+ * Inf's 0x1.ep127, are those of numbers 2^64 times nearer to 1: the last product rounds nothing, or ends in FLT_MAX. */
 __device__ inline float encode_factor_pow2(uint32_t *kept, float amax)
 {
     uint32_t bits = f32_bits(fminf(f32_mul(amax, 1.0f / 6.0f), 0x1.ep127f));
     bits = bits + 0x7ffffu + (bits >> 20 & 1);
     *kept = bits >> 20;
-    return fminf(reciprocal(f32_from_bits(bits & 0xfff00000u)), NVFP4_FLT_MAX);
+    float x = f32_from_bits(bits & 0xfff00000u), toward_1 = x < 1.0f ? 0x1p64f : 0x1p-64f;
+    return fminf(f32_mul(reciprocal_normal(f32_mul(x, toward_1)), toward_1), NVFP4_FLT_MAX);
 }
 
 /* The factor, from an amax with its headroom; *kept: the E4M3 byte, or in pow2 mode the 11 bits that wait. */

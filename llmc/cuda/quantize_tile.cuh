@@ -139,7 +139,7 @@ __device__ inline Pack<uint32_t, 2> quantize_row_block(TileShared *s, Seen *seen
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         if (i) larger = bf16x2_larger(larger, word[i]);
-        if (mode == QUANTIZE_ANY) nan |= nan_halves(word[i]);
+        if (mode == QUANTIZE_ANY) nan = bf16x2_larger<true>(nan, word[i]);
         pair[i] = both_halves(word[i]);
     }
     float amax = larger_half(larger);
@@ -306,7 +306,7 @@ __device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         if (i) larger = bf16x2_larger(larger, word[i]);
-        if (mode == QUANTIZE_ANY) nan |= nan_halves(word[i]);
+        if (mode == QUANTIZE_ANY) nan = bf16x2_larger<true>(nan, word[i]);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -448,11 +448,9 @@ __device__ inline void find_largest(TileShared *s, int copy)
 }
 
 template <class Source, int W, QuantizeMode mode, bool SUMS>
-__global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from, QuantizeJob job)
+__device__ inline void make_tile(TileShared *s, const Source &from, const QuantizeJob &job)
 {
     constexpr int parts = Source::parts;
-    __shared__ TileShared shared;
-    TileShared *s = &shared;
     int r0 = (int)blockIdx.y * TILE, c0 = (int)blockIdx.x * (TILE / parts);
     Seen seen[2] = {};
     quantize_rows<Source, W, mode, SUMS>(s, &seen[0], from, job, r0, c0);
@@ -475,6 +473,13 @@ __global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from,
     if (job.copy[1].made) store_column_codes<parts>(s, job, r0, c0);
     if (has_sums<mode, SUMS>(job)) store_sums<parts>(s, job, r0, c0);
     if (mode == QUANTIZE_ANY && job.pow2) publish_block(job, seen, s->seen);
+}
+
+template <class Source, int W, QuantizeMode mode, bool SUMS>
+__global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from, QuantizeJob job)
+{
+    __shared__ TileShared shared;
+    make_tile<Source, W, mode, SUMS>(&shared, from, job);
 }
 
 #endif
