@@ -1,5 +1,5 @@
 /* The magnitudes of both copies of a source, with tensor scales of mode amax: a thread takes 16 rows x W columns in
- * registers, so that it can transform columns. Reads 2 bytes an element (BF16); the last block makes the tensor's scales.
+ * registers, so that it can transform columns; a block 128 rows. Reads 2 bytes an element (BF16); the last block makes the tensor's scales.
  *
  * Floor 2.
  */

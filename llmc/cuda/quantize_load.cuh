@@ -22,9 +22,9 @@ template <class T> __device__ inline gmem<T> rows_on(gmem<T> from, int rows, int
 /* How much of a tile is left where `left` of the matrix is. */
 __device__ inline int tile_end(int64_t left) { return left < TILE ? (int)left : TILE; }
 
-/* A source in two steps. Early: what a thread loads and can hold as words of two BF16, before a barrier. Late: what the rows
- * and columns of a whole tile share, loaded once, in shared memory, and applied to those words after the barrier. Most
- * sources do all early; with W = 1 all do. */
+/* A source in two steps. Early: what a thread loads and can hold as words of two BF16, before a barrier. Late: what the
+ * rows and columns of a whole tile share, loaded once, in shared memory (`fill`, by all threads), and applied to those
+ * words after the barrier (`finish`; row and column are of the tile). Most sources do all early; with W = 1 all do. */
 template <class Source, int W> struct SourceTile {
     using Early = Source;
     static __device__ const Early &early(const Source &from) { return from; }
