@@ -58,6 +58,23 @@ static void each_value(void (*one)(float), int stride)
     for (size_t i = 0; i < sizeof EDGES / sizeof *EDGES; i++) one(f32_from_bits(EDGES[i]));
 }
 
+/* Every 11 bits that can wait, from magnitudes of all exponents. */
+static void test_pow2_factors(void)
+{
+    test_case("factor of a block, pow2");
+    Nvfp4Form form = {ROUND_NEAREST, SCALE_1X16, TENSOR_SCALE_POW2, FOUR_OVER_SIX_OFF, 1};
+    Nvfp4Scale tensor = {0, 1, 1, 1, 1};
+    wrong = 0;
+    for (uint32_t b = 0; b <= 0x7f80; b++) {
+        float amax = f32_from_bits(b << 16 | (b < 0x7f80 ? random_bits() & 0xffff : 0)), factor;
+        uint32_t kept;
+        uint8_t scale = nvfp4_block_scale(amax, &tensor, &form, &factor);
+        wrong += f32_bits(encode_factor_pow2(&kept, amax)) != f32_bits(factor);
+        wrong += e4m3_from_f32(f32_from_bits(kept << 20)) != scale;
+    }
+    CHECK(wrong == 0, "%d factors are wrong", wrong);
+}
+
 /* All E4M3 scales under decode scales of every exponent. */
 static void test_factors(void)
 {
@@ -78,16 +95,15 @@ static void test_transform(void)
     wrong = 0;
     for (int round = 0; round < 20000; round++) {
         float a[16], b[16];
-        F32x2 x[16];
         uint32_t word[16];
         for (int i = 0; i < 16; i++) {
             uint32_t bits = random_bits() & 0xffff0000u;
             if (round % 2) bits = (bits & 0x807f0000u) | 0x3f800000u;
             if (round % 3 == 0 && random_bits() % 2) bits &= 0x80000000u;
             a[i] = f32_from_bits(bits), b[i] = round % 5 ? a[i] * -1.0f : 0.0f;
-            x[i] = F32x2{a[i], b[i]};
+            word[i] = f32_bits(a[i]) >> 16 | f32_bits(b[i]);
         }
-        rht16_rounded(word, x);
+        rht16_rounded(word);
         nvfp4_rht16(a);
         nvfp4_rht16(b);
         for (int i = 0; i < 16; i++) {
@@ -122,6 +138,7 @@ int main(void)
     each_value(one_stochastic, test_long() ? 1 : 7);
     CHECK(wrong == 0, "%d codes are wrong", wrong);
     test_factors();
+    test_pow2_factors();
     test_transform();
     test_draws();
     return test_done();

@@ -4,8 +4,8 @@
  *
  *     what | bytes an element | minimum | ratio | sectors used
  *
- * and fails when a row moves more than 1.05 times its minimum. Sectors: bytes over 32 times the 32-byte sectors touched. For a
- * norm the minimum holds the gains and statistics, which come from caches, as often as threads ask for them.
+ * and fails when a row moves more than 1.05 times its minimum. Sectors: bytes over 32 times the 32-byte sectors touched. The
+ * minimum holds no gains nor statistics of norms: those are once a tile of 128 x 128.
  */
 #include "cuda/backend.h"
 #include "cuda/cuda.cuh"
@@ -109,19 +109,22 @@ static void tensors(void)
 static void computed(void)
 {
     Tensor x = tensor(DTYPE_BF16, ROWS, COLS), h = tensor(DTYPE_BF16, ROWS, 2 * COLS);
-    Tensor stats = tensor(DTYPE_FP32, ROWS, 1), gain = tensor(DTYPE_FP32, 1, COLS), none = {};
-    Norm norm = {};
-    norm.kind = NORM_RMSNORM, norm.gain = gain;
+    Tensor gain = tensor(DTYPE_FP32, 1, COLS), bias = tensor(DTYPE_FP32, 1, COLS), none = {};
     for (int mode = 0; mode < 2; mode++) {
         const char *name = mode ? "pow2" : "amax";
         TensorScaleMode scale = (TensorScaleMode)mode;
         char what[128];
         Operand o = operand(ROWS, COLS, ROUND_NEAREST, scale, 3);
         Operand dh = operand(ROWS, 2 * COLS, ROUND_STOCHASTIC, scale, 3);
-        begin();
-        ops->operand_from_norm(&o, x, stats, &norm, 3);
-        snprintf(what, sizeof what, "RMSNorm, rows, columns, %s, nearest", name);
-        report(what, (double)ROWS * COLS, minimum(2, scale, 3) + (mode ? 1.25 : 2.5));
+        for (int kind = 0; kind < 2; kind++) {
+            Norm norm = {};
+            norm.kind = kind ? NORM_LAYERNORM : NORM_RMSNORM, norm.gain = gain, norm.bias = bias;
+            Tensor stats = tensor(DTYPE_FP32, ROWS, 1 + kind);
+            begin();
+            ops->operand_from_norm(&o, x, stats, &norm, 3);
+            snprintf(what, sizeof what, "%s, rows, columns, %s, nearest", kind ? "LayerNorm" : "RMSNorm", name);
+            report(what, (double)ROWS * COLS, minimum(2, scale, 3));
+        }
         begin();
         ops->operand_from_activation(&o, h, ACTIVATION_SWIGLU, 3);
         snprintf(what, sizeof what, "SwiGLU, rows, columns, %s, nearest", name);
@@ -130,6 +133,30 @@ static void computed(void)
         ops->operand_from_activation_backward(&dh, x, h, ACTIVATION_SWIGLU, none);
         snprintf(what, sizeof what, "SwiGLU backward, rows, columns, %s, stochastic", name);
         report(what, 2.0 * ROWS * COLS, minimum(3, scale, 3));
+    }
+}
+
+/* Both views are one set of codes and scales. The master twice, for its amax and for its codes; codes by rows written, read
+ * back and written by columns; a scale a square written and read; a scale a block in the tiles of both views. */
+static void weights(void)
+{
+    Tensor master = tensor(DTYPE_BF16, ROWS, COLS);
+    for (int mode = 0; mode < 2; mode++) {
+        Linear w = {};
+        View *view[2] = {&w.weight.row, &w.weight.col};
+        void *memory = NULL;
+        w.weight.rows = ROWS, w.weight.cols = COLS;
+        for (int i = 0; i < 2; i++) {
+            ViewFormat *f = &view[i]->format;
+            f->format = FORMAT_NVFP4, f->role = ROLE_OPERAND + COPY_W_ROW;
+            f->nvfp4.block = SCALE_16X16, f->nvfp4.tensor_scale = (TensorScaleMode)mode, f->nvfp4.headroom = 1;
+            if (!memory) memory = ops->alloc(ops->view_bytes(f, VIEW_ROW, ROWS, COLS));
+            ops->view_place(view[i], 1u << i, ROWS, COLS, memory);
+        }
+        begin();
+        ops->weight_prepare(&w, master, 0, 0);
+        report(mode ? "weight in 16 x 16 blocks, pow2" : "weight in 16 x 16 blocks, amax", (double)ROWS * COLS,
+               2 * 2 + 3 * 0.5 + 2 / 256.0 + 2 / 16.0);
     }
 }
 
@@ -145,6 +172,7 @@ int main(void)
     printf("%-58s %8s %8s %7s %7s\n", "what", "bytes", "minimum", "ratio", "sectors");
     tensors();
     computed();
+    weights();
     if (over) printf("%d rows move more than 1.05 times what they must\n", over);
     return over > 0;
 }

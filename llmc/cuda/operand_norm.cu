@@ -32,45 +32,43 @@ template <class T, NormKind kind> struct NormSource {
     }
 };
 
-/* For a tile: pairs at once. The same operations. */
-template <NormKind kind> struct BlockLoader<NormSource<bf16, kind>, 8> {
+/* In a tile (quantize_load.cuh): x early; gains and statistics late, pairs at once. The same operations. */
+template <NormKind kind> struct NormTile {
     static constexpr bool layernorm = kind == NORM_LAYERNORM;
-    F32x2 gain[8], bias[layernorm ? 8 : 1];
+    using Early = TensorSource<bf16>;
+    static constexpr int each = layernorm ? 2 : 1;
+    alignas(16) float rows[TILE][each], columns[each][TILE]; /* rstd and mean; gain, then bias */
 
-    __device__ BlockLoader(const NormSource<bf16, kind> &from, int64_t c, int64_t part_cols)
+    static __device__ Early early(const NormSource<bf16, kind> &from) { return Early{from.x}; }
+    __device__ void fill(const NormSource<bf16, kind> &from, int64_t r0, int64_t c0, int row_end, int col_end)
     {
-        if (c >= part_cols) return;
-        load_pairs(gain, from.gain + c);
-        if constexpr (layernorm) load_pairs(bias, from.bias + c);
-    }
-    __device__ void load(uint32_t (&word)[1][8], const NormSource<bf16, kind> &from, int64_t r, int64_t c,
-                         int64_t) const
-    {
-        float mean = layernorm ? from.stats.row(r).ld(0) : 0.0f, rstd = from.stats.row(r).ld(layernorm ? 1 : 0);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            Pack<bf16, 8> pack = from.x.row(r).template ld_pack<8>(c + 8 * i);
-            memcpy(word[0] + 4 * i, &pack, sizeof pack);
+        int i = (int)threadIdx.x % TILE;
+        if (threadIdx.x >= TILE) {
+            if (i >= col_end) return;
+            columns[0][i] = (from.gain + c0).ld(i);
+            if constexpr (layernorm) columns[1][i] = (from.bias + c0).ld(i);
+        } else if (i < row_end) {
+            gmem<const float> row = rows_on(from.stats.row(r0), i, from.stats.ld);
+            rows[i][0] = row.ld(each - 1);
+            if constexpr (layernorm) rows[i][1] = row.ld(0);
         }
+    }
+    template <int WORDS> __device__ void finish(uint32_t *word, int row, int column) const
+    {
+        const F32x2 *gain = (const F32x2 *)&columns[0][column], *bias = (const F32x2 *)&columns[each - 1][column];
+        float rstd = rows[row][0], mean = rows[row][each - 1];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            F32x2 x = both_halves(word[0][i]);
-            if (layernorm) x = f32x2_add(x, F32x2{-mean, -mean});
+        for (int i = 0; i < WORDS; i++) {
+            F32x2 x = layernorm ? bf16x2_add(word[i], -mean) : both_halves(word[i]);
             x = f32x2_mul(x, F32x2{rstd, rstd});
-            x = layernorm ? f32x2_fma(x, gain[i], bias[layernorm ? i : 0]) : f32x2_mul(x, gain[i]);
-            word[0][i] = bf16x2(x.a, x.b);
+            x = layernorm ? f32x2_fma(x, gain[i], bias[i]) : f32x2_mul(x, gain[i]);
+            word[i] = bf16x2(x.a, x.b);
         }
     }
-
-  private:
-    static __device__ void load_pairs(F32x2 (&to)[8], gmem<const float> from)
-    {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            Pack<float, 4> pack = from.template ld_pack<4>(4 * i);
-            to[2 * i] = F32x2{pack.v[0], pack.v[1]}, to[2 * i + 1] = F32x2{pack.v[2], pack.v[3]};
-        }
-    }
+};
+template <NormKind kind> struct SourceTile<NormSource<bf16, kind>, 8> : NormTile<kind> {
+};
+template <NormKind kind> struct SourceTile<NormSource<bf16, kind>, 4> : NormTile<kind> {
 };
 
 /* ---- operations ---- */

@@ -123,23 +123,63 @@ __device__ inline F32x2 f32x2_fma(F32x2 x, F32x2 y, F32x2 z) /* x y + z */
 
 /* ---- two BF16 in a word ---- */
 
-/* The larger magnitude of each half, its sign bits meaning nothing; the other one where one is NaN. */
-__device__ inline uint32_t bf16x2_larger(uint32_t x, uint32_t y)
+__device__ inline F32x2 both_halves(uint32_t word)
+{
+    return F32x2{f32_from_bits(word << 16), f32_from_bits(word & 0xffff0000u)};
+}
+
+/* a x + z of both halves x, a exact in BF16. */
+__device__ inline F32x2 bf16x2_fma(uint32_t word, float a, F32x2 z)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    F32x2 r;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; fma.rn.f32.bf16 %0, low, %3, %4; "
+        "fma.rn.f32.bf16 %1, high, %3, %5; }"
+        : "=f"(r.a), "=f"(r.b)
+        : "r"(word), "h"((uint16_t)(f32_bits(a) >> 16)), "f"(z.a), "f"(z.b));
+    return r;
+#else
+    return f32x2_fma(both_halves(word), F32x2{a, a}, z);
+#endif
+}
+
+/* Both halves + x, one rounding each: what takes a BF16 as it is takes no instruction to unpack it. */
+__device__ inline F32x2 bf16x2_add(uint32_t word, float x)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    F32x2 r;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; add.rn.f32.bf16 %0, low, %3; add.rn.f32.bf16 %1, high, %3; }"
+        : "=f"(r.a), "=f"(r.b)
+        : "r"(word), "f"(x));
+    return r;
+#else
+    return f32x2_add(both_halves(word), F32x2{x, x});
+#endif
+}
+
+/* The larger magnitude of each half, its sign bits meaning nothing; where one is NaN, the other, or with `keep` NaN. */
+template <bool keep = false> __device__ inline uint32_t bf16x2_larger(uint32_t x, uint32_t y)
 {
 #ifdef __CUDA_ARCH__
     uint32_t r;
 #if __CUDA_ARCH__ >= 860
-    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    if (keep)
+        asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    else
+        asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
 #else
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x & 0x7fff7fffu), "r"(y & 0x7fff7fffu));
+    x &= 0x7fff7fffu, y &= 0x7fff7fffu;
+    if (keep)
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+    else
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
 #endif
     return r;
 #else
     uint32_t r = 0;
     for (int shift = 0; shift < 32; shift += 16) {
-        uint32_t a = x >> shift & 0x7fff, b = y >> shift & 0x7fff, larger = a > b ? a : b;
-        if (a > 0x7f80) larger = b;
-        if (b > 0x7f80) larger = a;
+        uint32_t a = x >> shift & 0x7fff, b = y >> shift & 0x7fff, larger = a > b ? a : b; /* NaN is largest */
+        if (!keep && larger > 0x7f80) larger = a > 0x7f80 ? b : a;
         r |= larger << shift;
     }
     return r;
@@ -152,8 +192,10 @@ __device__ inline uint32_t bf16x2_larger(uint32_t x, uint32_t y)
 __device__ inline uint32_t e4m3_nearest(float x)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    uint16_t pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+    uint32_t pair;
+    asm("{ .reg .b16 low; cvt.rn.satfinite.e4m3x2.f32 low, %1, %2; mov.b32 %0, {low, 0}; }"
+        : "=r"(pair)
+        : "f"(0.0f), "f"(x));
     return pair;
 #else
     return e4m3_from_f32(x);

@@ -21,6 +21,8 @@ void quantize_open(void)
     cuda_check(cudaMalloc(&scale, 2 * sizeof(DeviceScale)), "cudaMalloc");
     cuda_check(cudaMalloc(&stats, MEASURE_BLOCKS * sizeof(QuantStats)), "cudaMalloc");
     cuda_check(cudaMemsetAsync(seen, 0, sizeof(DeviceSeen), cuda.stream), "quantize_open");
+    cuda_check(cudaMemsetAsync(scale, 0, 2 * sizeof(DeviceScale), cuda.stream),
+               "quantize_open"); /* read even if absent */
     space.seen = gmem<DeviceSeen>(seen);
     space.scale = gmem<DeviceScale>(scale);
     space.stats = gmem<uint64_t>(stats);
@@ -52,8 +54,8 @@ static QuantizeCopy copy_of(const Operand *o, const View *v, bool col)
     q.codes = gmem<uint32_t>((void *)c.codes);
     q.scales = gmem<uint32_t>((void *)c.scales);
     q.tensor_scale = gmem<float>(c.tensor_scale);
-    q.outer = c.outer, q.K = c.K, q.ld_words = c.ld / 8;
-    q.scale_tiles = ceil_div(ceil_div(c.K, 16), 4);
+    q.outer = c.outer, q.K = c.K, q.ld_words = (int)(c.ld / 8);
+    q.scale_tiles = (int)ceil_div(c.K, 64);
     q.place = (uint32_t)o->layer << 16 | (uint32_t)v->format.role << 8;
     return q;
 }
@@ -67,7 +69,9 @@ QuantizeJob quantize_job(const Operand *o, unsigned views, QuantizePlace place, 
         job.copy[col] = copy_of(o, v, col);
         job.pow2 = v->format.nvfp4.tensor_scale == TENSOR_SCALE_POW2;
     }
-    job.rows = rows, job.part_cols = part_cols;
+    if (rows > INT32_MAX / 2 - TILE || part_cols > INT32_MAX / 4 - TILE)
+        die("an operand of %lld x %lld is too large to quantize", (long long)rows, (long long)part_cols);
+    job.rows = (int)rows, job.part_cols = (int)part_cols;
     if (place.of_step) job.step = cuda.step;
     job.random = random_place(place.of_step ? cuda.seed : place.seed, place.step, place.row0);
     job.seen = space.seen, job.scale = space.scale, job.tile_base = space.tile_base;
@@ -92,8 +96,9 @@ void quantize_scales_from(const QuantizeJob &job, const float *amax)
 
 /* ---- block scales that wait ---- */
 
-/* A thread has 16 bytes of scale tiles: the scales of 4 outer indices, 32 apart, in 4 blocks. They waited in one tile of
- * quantize_tile, or, where columns are of two parts of a source, in two. Reads and writes 1 byte a block. */
+/* A thread has 16 bytes of scale tiles: the scales of 4 outer indices, 32 apart, in 4 blocks; a warp has a whole tile. They
+ * waited in one tile of quantize_tile, or, where columns are of two parts of a source, in two. Reads and writes 1 byte a
+ * block. */
 template <int parts, int copy>
 __global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, int64_t pieces)
 {
@@ -101,7 +106,8 @@ __global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, in
     const QuantizeCopy &q = job.copy[copy];
     int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x, tile = i / 32;
     if (i >= pieces) return;
-    float encode = gmem<const float>((void *)((char *)(job.scale.p + copy) + offsetof(Nvfp4Scale, encode))).ld(0);
+    float encode = ld_warp(gmem<const float>((void *)(job.scale.p + copy)),
+                           offsetof(Nvfp4Scale, encode) / sizeof(float));
     int64_t tiles_x = (job.part_cols + TILE / parts - 1) / (TILE / parts), outer0 = tile / q.scale_tiles * TILE;
     int64_t k0 = tile % q.scale_tiles * 64;
     uint32_t base[BASES];
@@ -109,7 +115,8 @@ __global__ void __launch_bounds__(BLOCK) finish_block_scales(QuantizeJob job, in
     for (int j = 0; j < BASES; j++) {
         int64_t row = copy ? k0 : outer0, column = copy ? outer0 + 64 * j : k0;
         if (parts == 2 && column >= job.part_cols) column -= job.part_cols;
-        base[j] = job.tile_base.ld(2 * (row / TILE * tiles_x + column / (TILE / parts)) + copy);
+        gmem<const uint32_t> bases(job.tile_base.p);
+        base[j] = ld_warp(bases, 2 * (row / TILE * tiles_x + column / (TILE / parts)) + copy);
     }
     Pack<uint32_t, 4> words = q.scales.template ld_pack<4>(4 * i);
 #pragma unroll

@@ -35,14 +35,15 @@ typedef struct { /* one copy to make; absent: made is false */
     gmem<uint32_t> codes; /* words of 8 codes */
     gmem<uint32_t> scales;
     gmem<float> tensor_scale;
-    int64_t outer, K, ld_words; /* words of a row of codes */
-    int64_t scale_tiles;        /* along K */
-    uint32_t place;             /* Philox: layer and role */
+    int64_t outer, K;
+    int ld_words;    /* words of a row of codes */
+    int scale_tiles; /* along K */
+    uint32_t place;  /* Philox: layer and role */
 } QuantizeCopy;
 
 typedef struct {
-    QuantizeCopy copy[2];    /* by rows, by columns */
-    int64_t rows, part_cols; /* of the source */
+    QuantizeCopy copy[2]; /* by rows, by columns */
+    int rows, part_cols;  /* of the source: 32 bits, for 64 would take a dozen instructions more a thread */
     bool pow2;
     gmem<bf16> plain; /* [rows, plain_ld], or absent */
     int64_t plain_ld;
@@ -86,6 +87,13 @@ void find_amax_of_tensor(const char *op, const QuantizeJob &job, Tensor x);
 void measure_square_tensor(const QuantizeJob &job, Tensor x, const uint8_t *squares); /* with its block scales */
 gmem<uint64_t> quantize_stats(void);         /* where measuring blocks leave theirs */
 void quantize_collect_stats(uint32_t place); /* adds them to the caller's (cuda.measure) */
+
+/* An element that all lanes of a warp want: one loads it. */
+template <class T> __device__ inline T ld_warp(gmem<const T> from, int64_t i)
+{
+    T x = lane_number() == 0 ? from.ld(i) : T{};
+    return __shfl_sync(0xffffffffu, x, 0);
+}
 
 /* ---- the last block of a kernel makes the tensor's scales ---- */
 

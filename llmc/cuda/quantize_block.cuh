@@ -19,12 +19,7 @@
 
 __device__ inline int64_t blocks_of(int64_t k) { return (k + 15) / 16; }
 
-/* ---- words of two BF16 ---- */
-
-__device__ inline F32x2 both_halves(uint32_t word)
-{
-    return F32x2{f32_from_bits(word << 16), f32_from_bits(word & 0xffff0000u)};
-}
+/* ---- magnitudes ---- */
 
 /* What a thread has seen: as bits, so that integer maxima order them. */
 typedef struct {
@@ -32,20 +27,18 @@ typedef struct {
     uint32_t nan;  /* 1: there was one */
 } Seen;
 
-/* The sign bits of a magnitude + 0x7f are set by NaN, and only by it. */
-__device__ inline uint32_t nan_halves(uint32_t word) { return (word & 0x7fff7fffu) + 0x007f007fu; }
-
+/* `nan`: of a bf16x2_larger<true> chain. The sign bits of a magnitude + 0x7f are set by NaN, and only by it. */
 __device__ inline void see(Seen *seen, float amax, uint32_t nan)
 {
     seen->amax = f32_bits(amax) > seen->amax ? f32_bits(amax) : seen->amax;
-    seen->nan |= nan & 0x80008000u ? 1 : 0;
+    seen->nan |= ((nan & 0x7fff7fffu) + 0x007f007fu) & 0x80008000u ? 1 : 0;
 }
 
 /* The larger half of a bf16x2_larger chain. */
 __device__ inline float larger_half(uint32_t larger)
 {
-    F32x2 x = both_halves(larger & 0x7fff7fffu);
-    return fmaxf(fmaxf(x.a, x.b), 0.0f); /* all NaN: 0 */
+    F32x2 x = both_halves(larger);
+    return fmaxf(fmaxf(fabsf(x.a), fabsf(x.b)), 0.0f); /* all NaN: 0 */
 }
 
 /* ---- scales ---- */
@@ -64,13 +57,15 @@ __device__ inline float encode_factor(uint32_t scale, float decode)
     return fminf(f32_mul(reciprocal_normal(product), up), NVFP4_FLT_MAX);
 }
 
-/* In pow2 mode: the factor, and in *kept the 11 bits that wait. */
+/* In pow2 mode: the factor, and in *kept the 11 bits that wait. Reciprocals of what can come, up to FLT_MAX / 6, and of
+ * Inf's 0x1.ep127, are those of numbers 2^64 times nearer to 1: the last product rounds nothing, or ends in FLT_MAX. */
 __device__ inline float encode_factor_pow2(uint32_t *kept, float amax)
 {
     uint32_t bits = f32_bits(fminf(f32_mul(amax, 1.0f / 6.0f), 0x1.ep127f));
     bits = bits + 0x7ffffu + (bits >> 20 & 1);
     *kept = bits >> 20;
-    return fminf(reciprocal(f32_from_bits(bits & 0xfff00000u)), NVFP4_FLT_MAX);
+    float x = f32_from_bits(bits & 0xfff00000u), toward_1 = x < 1.0f ? 0x1p64f : 0x1p-64f;
+    return fminf(f32_mul(reciprocal_normal(f32_mul(x, toward_1)), toward_1), NVFP4_FLT_MAX);
 }
 
 /* The factor, from an amax with its headroom; *kept: the E4M3 byte, or in pow2 mode the 11 bits that wait. */
@@ -175,14 +170,14 @@ __device__ inline float try_4_6(uint32_t (&code)[2], const float (&x)[16], uint3
 
 /* ---- the transform, of two blocks side by side ---- */
 
-__device__ inline void rht16(F32x2 (&x)[16])
+__device__ inline void rht16(F32x2 (&x)[16], const uint32_t (&word)[16])
 {
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
         const float a = NVFP4_RHT_SIGNS >> i & 1 ? -0.25f : 0.25f, b = NVFP4_RHT_SIGNS >> (i + 1) & 1 ? -0.25f : 0.25f;
-        F32x2 first = f32x2_mul(x[i], F32x2{a, a});
-        x[i] = f32x2_fma(x[i + 1], F32x2{b, b}, first);
-        x[i + 1] = f32x2_fma(x[i + 1], F32x2{-b, -b}, first);
+        F32x2 first = bf16x2_fma(word[i], a, F32x2{-0.0f, -0.0f}); /* the product, its zeros too */
+        x[i] = bf16x2_fma(word[i + 1], b, first);
+        x[i + 1] = bf16x2_fma(word[i + 1], -b, first);
     }
 #pragma unroll
     for (int stage = 1; stage < 4; stage++)
@@ -196,10 +191,11 @@ __device__ inline void rht16(F32x2 (&x)[16])
         }
 }
 
-/* The words of x, transformed and rounded. */
-__device__ inline void rht16_rounded(uint32_t (&word)[16], F32x2 (&x)[16])
+/* Words, transformed and rounded. */
+__device__ inline void rht16_rounded(uint32_t (&word)[16])
 {
-    rht16(x);
+    F32x2 x[16];
+    rht16(x, word);
 #pragma unroll
     for (int i = 0; i < 16; i++) word[i] = bf16x2(x[i].a, x[i].b);
 }

@@ -33,6 +33,7 @@ typedef struct {
     alignas(
         16) uint16_t kept[2][TILE_SCALES]; /* block scales, or what waits for them, in the order of two scale tiles */
     float sums[TILE / 32][TILE];           /* of 32 rows */
+    float factor[2][128];                  /* of each E4M3 scale: encode_factor takes ten instructions, a look three */
     DeviceScale scale[2];
     int64_t row0; /* Philox */
     uint32_t step, seen[4], largest[2];
@@ -44,7 +45,7 @@ __device__ inline int kept_place(int outer, int block)
     return block / 4 * 512 + outer % 32 * 16 + outer / 32 * 4 + block % 4;
 }
 
-template <int parts> __device__ inline int64_t column_of(const QuantizeJob &job, int64_t c0, int column_in_tile)
+template <int parts> __device__ inline int column_of(const QuantizeJob &job, int c0, int column_in_tile)
 {
     constexpr int WIDTH = TILE / parts;
     return column_in_tile / WIDTH * job.part_cols + c0 + column_in_tile % WIDTH;
@@ -55,15 +56,28 @@ template <QuantizeMode mode, bool SUMS> __device__ inline bool has_sums(const Qu
     return SUMS || (mode == QUANTIZE_ANY && !job.partial.absent());
 }
 
-/* Before anything is quantized, by one thread: the scales, and where random bits come from. */
-__device__ inline void set_up_tile(TileShared *s, const QuantizeJob &job, bool random)
+/* The factors of one copy's scales, a thread each, and what scales are made with. */
+__device__ inline void set_up_factors(TileShared *s, const QuantizeJob &job)
 {
-    for (int i = 0; i < 4; i++) s->seen[i] = 0;
-    s->largest[0] = s->largest[1] = 0;
+    int copy = (int)threadIdx.x / 128, scale = (int)threadIdx.x % 128;
+    gmem<const float> tensor((void *)(job.scale.p + copy));
+    float decode = ld_warp(tensor, offsetof(Nvfp4Scale, decode) / sizeof(float));
+    s->factor[copy][scale] = encode_factor((uint32_t)scale, decode);
+    if (!scale) s->scale[copy].tensor.multiplier = tensor.ld(offsetof(Nvfp4Scale, multiplier) / sizeof(float));
+}
+
+/* Before anything is quantized, by all threads: the scales, and where random bits come from. */
+template <QuantizeMode mode> __device__ inline void set_up_tile(TileShared *s, const QuantizeJob &job)
+{
+    if (mode != QUANTIZE_ANY) set_up_factors(s, job);
+    if (threadIdx.x) return;
+    if (mode == QUANTIZE_ANY) {
+        for (int i = 0; i < 4; i++) s->seen[i] = 0;
+        s->largest[0] = s->largest[1] = 0;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (job.copy[i].made && !job.pow2) s->scale[i] = load_struct(gmem<const DeviceScale>(job.scale.p + i));
-    if (!random) return;
+        for (int i = 0; i < 2; i++)
+            if (job.copy[i].made && !job.pow2) s->scale[i] = load_struct(gmem<const DeviceScale>(job.scale.p + i));
+    }
     s->row0 = job.random.row0;
     s->step = job.random.step;
     if (job.step.absent()) return;
@@ -74,15 +88,19 @@ __device__ inline void set_up_tile(TileShared *s, const QuantizeJob &job, bool r
 
 /* Codes and the scale, or what waits for it, of one block: y are its 16 values. */
 template <QuantizeMode mode>
-__device__ inline uint32_t quantize_block(uint32_t (&code)[2], const F32x2 (&pair)[8], float amax,
+__device__ inline uint32_t quantize_block(const TileShared *s, uint32_t (&code)[2], const F32x2 (&pair)[8], float amax,
                                           const QuantizeJob &job, int copy, const Nvfp4Scale &tensor, uint32_t step,
                                           uint32_t row, uint32_t block)
 {
     const QuantizeCopy &q = job.copy[copy];
     uint32_t kept;
-    float y[16];
-    float factor = block_encode(&kept, mode == QUANTIZE_ANY ? f32_mul(amax, q.form.headroom) : amax, tensor,
-                                mode == QUANTIZE_ANY && job.pow2);
+    float y[16], factor;
+    if (mode == QUANTIZE_ANY) {
+        factor = block_encode(&kept, f32_mul(amax, q.form.headroom), tensor, job.pow2);
+    } else {
+        kept = e4m3_nearest(f32_mul(amax, tensor.multiplier)); /* Inf saturates as FLT_MAX does */
+        factor = s->factor[copy][kept];
+    }
     bool stochastic = mode == QUANTIZE_STOCHASTIC || (mode == QUANTIZE_ANY && q.form.rounding == ROUND_STOCHASTIC);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -115,18 +133,18 @@ __device__ inline Pack<uint32_t, 2> quantize_row_block(TileShared *s, Seen *seen
                                                        const QuantizeJob &job, const Nvfp4Scale &tensor, uint32_t step,
                                                        int kept_at, uint32_t row, uint32_t block)
 {
-    uint32_t larger = 0, nan = 0, code[2];
+    uint32_t larger = word[0], nan = 0, code[2];
     F32x2 pair[8];
     Pack<uint32_t, 2> words;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        larger = bf16x2_larger(larger, word[i]);
-        if (mode == QUANTIZE_ANY) nan |= nan_halves(word[i]);
+        if (i) larger = bf16x2_larger(larger, word[i]);
+        if (mode == QUANTIZE_ANY) nan = bf16x2_larger<true>(nan, word[i]);
         pair[i] = both_halves(word[i]);
     }
     float amax = larger_half(larger);
     if (mode == QUANTIZE_ANY) see(seen, amax, nan);
-    s->kept[0][kept_at] = (uint16_t)quantize_block<mode>(code, pair, amax, job, 0, tensor, step, row, block);
+    s->kept[0][kept_at] = (uint16_t)quantize_block<mode>(s, code, pair, amax, job, 0, tensor, step, row, block);
     words.v[0] = code[0], words.v[1] = code[1];
     return words;
 }
@@ -154,19 +172,19 @@ __device__ inline void store_plain(const QuantizeJob &job, const uint32_t (&word
 /* What a thread does with rows: blocks of 16 columns, ROUNDS of them ROWS apart, in every part of the source. */
 template <int parts_> struct RowPass {
     static constexpr int parts = parts_, BLOCKS = 8 / parts, ROWS = BLOCK / BLOCKS, ROUNDS = TILE / ROWS;
-    int64_t r0, c;      /* first row of the tile; first column of the block, in its part */
-    int first, row_end; /* rows in the tile */
-    int block;
-    bool inside; /* the block has columns of the matrix */
+    int r0, c; /* first row of the tile; first column of the block, in its part */
+    int first, block;
+    int row_end, col_end; /* of the matrix in the tile */
+    int inside_end;       /* row_end where the block has columns of the matrix, else 0 */
 
-    __device__ RowPass(const QuantizeJob &job, int64_t r0_, int64_t c0)
+    __device__ RowPass(const QuantizeJob &job, int r0_, int c0)
     {
         block = (int)threadIdx.x % BLOCKS, first = (int)threadIdx.x / BLOCKS;
         r0 = r0_, c = c0 + 16 * block;
-        row_end = job.rows - r0 < TILE ? (int)(job.rows - r0) : TILE;
-        inside = c < job.part_cols;
+        row_end = tile_end(job.rows - r0), col_end = tile_end(job.part_cols - c0);
+        inside_end = 16 * block < col_end ? row_end : 0;
     }
-    __device__ bool has_row(int round) const { return first + round * ROWS < row_end; }
+    __device__ int row(int round) const { return first + round * ROWS; }
 };
 
 /* Where the 16 bytes of half a block are in the tile. */
@@ -186,7 +204,9 @@ __device__ inline void keep_tile(TileShared *s, const RowPass<parts> &p, const u
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const uint32_t *w = word[i][part] + 4 * half;
-                s->tile[chunk_of<parts>(p, i, part, half)] = make_uint4(w[0], w[1], w[2], w[3]);
+                if (p.row(i) >= p.inside_end) s->tile[chunk_of<parts>(p, i, part, half)] = make_uint4(0, 0, 0, 0);
+                if (p.row(i) < p.inside_end)
+                    s->tile[chunk_of<parts>(p, i, part, half)] = make_uint4(w[0], w[1], w[2], w[3]);
             }
 }
 
@@ -206,44 +226,58 @@ __device__ inline void make_row_copy(TileShared *s, Seen *seen, const QuantizeJo
     const QuantizeCopy &q = job.copy[0];
     uint32_t row0 = (uint32_t)(s->row0 + p.r0) + (uint32_t)p.first;
     const Nvfp4Scale tensor = s->scale[0].tensor; /* in registers: stores to shared memory leave them alone */
+    uint32_t step = s->step;
 #pragma unroll
     for (int part = 0; part < parts; part++) {
-        int64_t column = part * job.part_cols + p.c;
-        bool stores = column / 8 < q.ld_words && (parts == 1 || p.inside);
-        gmem<uint32_t> to = q.codes + ((p.r0 + p.first) * q.ld_words + column / 8);
+        int column = part * job.part_cols + p.c;
+        bool stores = column / 8 < q.ld_words;
+        int end = stores ? (parts == 1 ? p.row_end : p.inside_end) : 0;
+        int kept0 = kept_place(p.first, part * p.BLOCKS + p.block);
+        gmem<uint32_t> to = q.codes + ((int64_t)(p.r0 + p.first) * q.ld_words + column / 8);
 #pragma unroll
         for (int i = 0; i < p.ROUNDS; i++) {
-            int kept_at = kept_place(p.first + i * p.ROWS, part * p.BLOCKS + p.block);
             uint32_t word[8];
             load_kept<parts>(word, s, p, i, part);
-            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word, job, tensor, s->step, kept_at,
-                                                               row0 + i * p.ROWS, (uint32_t)(column / 16));
-            if (stores && p.has_row(i)) to.template st_pack<2>(i * p.ROWS * q.ld_words, words);
+            Pack<uint32_t, 2> words = quantize_row_block<mode>(s, seen, word, job, tensor, step,
+                                                               kept0 + i * kept_place(p.ROWS, 0), row0 + i * p.ROWS,
+                                                               (uint32_t)(column / 16));
+            if (p.row(i) < end) rows_on(to, i * p.ROWS, q.ld_words).template st_pack<2>(0, words);
         }
     }
 }
 
 template <class Source, int W, QuantizeMode mode, bool SUMS>
-__device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &from, const QuantizeJob &job, int64_t r0,
-                                     int64_t c0)
+__device__ inline void quantize_rows(TileShared *s, Seen *seen, const Source &from, const QuantizeJob &job, int r0,
+                                     int c0)
 {
+    using Late = SourceTile<Source, W>;
     constexpr int parts = Source::parts;
+    static_assert(sizeof(Late) <= sizeof s->codes, "codes come later");
     RowPass<parts> p(job, r0, c0);
-    BlockLoader<Source, W> loader(from, p.c, job.part_cols);
-    uint32_t word[4 / parts][parts][8] = {};
+    Late *late = (Late *)s->codes;
+    BlockLoader<typename Late::Early, W> loader(Late::early(from), p.c, job.part_cols, r0 + p.first);
+    uint32_t word[4 / parts][parts][8];
 #pragma unroll
     for (int i = 0; i < p.ROUNDS; i++)
-        if (p.inside && p.has_row(i)) loader.load(word[i], from, r0 + p.first + i * p.ROWS, p.c, job.part_cols);
-    if (threadIdx.x == 0) set_up_tile(s, job, mode != QUANTIZE_NEAREST);
+        if (p.row(i) < p.inside_end) loader.load(word[i], i * p.ROWS);
+    late->fill(from, r0, c0, p.row_end, p.col_end);
+    set_up_tile<mode>(s, job);
     __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int i = 0; i < p.ROUNDS; i++)
+            late->template finish<4>(word[i][0] + 4 * half, p.row(i), 16 * p.block + 8 * half);
+        __syncwarp(); /* for the compiler: gains of half a block are kept, not of all */
+    }
     keep_tile<parts>(s, p, word);
-    if (mode == QUANTIZE_ANY && !job.plain.absent() && p.inside) {
+    if (mode == QUANTIZE_ANY && !job.plain.absent()) {
 #pragma unroll
         for (int i = 0; i < p.ROUNDS; i++)
 #pragma unroll
             for (int part = 0; part < parts; part++)
-                if (p.has_row(i))
-                    store_plain<W>(job, word[i][part], r0 + p.first + i * p.ROWS, part * job.part_cols + p.c);
+                if (p.row(i) < p.inside_end)
+                    store_plain<W>(job, word[i][part], r0 + p.row(i), part * job.part_cols + p.c);
     }
     __syncwarp(); /* for the compiler: words are read back one block at a time, not kept in registers */
     if (job.copy[0].made) make_row_copy<mode, parts>(s, seen, job, p);
@@ -267,12 +301,12 @@ __device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_
                                               const Nvfp4Scale &tensor, uint32_t step, int kept_at, uint32_t column,
                                               uint32_t block)
 {
-    uint32_t larger = 0, nan = 0;
+    uint32_t larger = word[0], nan = 0;
     F32x2 x[2][8];
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        larger = bf16x2_larger(larger, word[i]);
-        if (mode == QUANTIZE_ANY) nan |= nan_halves(word[i]);
+        if (i) larger = bf16x2_larger(larger, word[i]);
+        if (mode == QUANTIZE_ANY) nan = bf16x2_larger<true>(nan, word[i]);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -280,21 +314,21 @@ __device__ inline void quantize_column_blocks(TileShared *s, Seen *seen, uint32_
         x[0][i] = F32x2{even.a, odd.a};
         x[1][i] = F32x2{even.b, odd.b};
     }
-    F32x2 amax = both_halves(larger & 0x7fff7fffu);
+    F32x2 amax = both_halves(larger);
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        float most = fmaxf(k ? amax.b : amax.a, 0.0f); /* all NaN: 0 */
+        float most = fmaxf(fabsf(k ? amax.b : amax.a), 0.0f); /* all NaN: 0 */
         if (mode == QUANTIZE_ANY) see(seen, most, nan);
-        s->kept[1][kept_at + 16 * k] = (uint16_t)quantize_block<mode>(code[k], x[k], most, job, 1, tensor, step,
+        s->kept[1][kept_at + 16 * k] = (uint16_t)quantize_block<mode>(s, code[k], x[k], most, job, 1, tensor, step,
                                                                       column + k, block);
     }
 }
 
 template <QuantizeMode mode, bool SUMS, int parts>
-__device__ inline void quantize_columns(TileShared *s, Seen *seen, const QuantizeJob &job, int64_t r0, int64_t c0)
+__device__ inline void quantize_columns(TileShared *s, Seen *seen, const QuantizeJob &job, int r0, int c0)
 {
     int pair = (int)threadIdx.x % 64, quarter = (int)threadIdx.x / 64;
-    int row_end = job.rows - r0 < TILE ? (int)(job.rows - r0) : TILE;
+    int row_end = tile_end(job.rows - r0);
     uint32_t column = (uint32_t)column_of<parts>(job, c0, 2 * pair), block0 = (uint32_t)((s->row0 + r0) / 16);
     const Nvfp4Scale tensor = s->scale[1].tensor;
     uint32_t step = s->step;
@@ -305,19 +339,16 @@ __device__ inline void quantize_columns(TileShared *s, Seen *seen, const Quantiz
     for (int b = 0; b < 2; b++) {
         int tile_block = 2 * quarter + b;
         uint32_t word[16];
-        F32x2 x[16];
         tile_columns(word, s, pair, 16 * tile_block);
-#pragma unroll
-        for (int i = 0; i < 16; i++) x[i] = both_halves(word[i]);
         if (sums) {
 #pragma unroll
-            for (int i = 0; i < 16; i++) sum = f32x2_add(sum, x[i]);
+            for (int i = 0; i < 16; i++) sum = f32x2_add(sum, both_halves(word[i]));
         }
-        if (rht) rht16_rounded(word, x);
+        if (rht) rht16_rounded(word);
         if (!made) continue;
-        quantize_column_blocks<mode>(s, seen, code[b], word, job, tensor, step, kept_place(2 * pair, tile_block),
+        quantize_column_blocks<mode>(s, seen, code[b], word, job, tensor, step, kept_place(2 * pair, 2 * quarter) + b,
                                      column, block0 + (uint32_t)tile_block);
-        if (16 * tile_block >= row_end) /* a transform leaves minus zeros */
+        if (b && 16 * tile_block >= row_end) /* a transform leaves minus zeros in half a word's padding */
             code[b][0][0] = code[b][0][1] = code[b][1][0] = code[b][1][1] = 0;
     }
     if (sums) *(F32x2 *)&s->sums[quarter][2 * pair] = sum;
@@ -331,18 +362,24 @@ __device__ inline void quantize_columns(TileShared *s, Seen *seen, const Quantiz
 /* ---- what passed through shared memory ---- */
 
 template <int parts>
-__device__ inline void store_column_codes(const TileShared *s, const QuantizeJob &job, int64_t r0, int64_t c0)
+__device__ inline void store_column_codes(const TileShared *s, const QuantizeJob &job, int r0, int c0)
 {
     const QuantizeCopy &q = job.copy[1];
+    int tile_column = (int)threadIdx.x / 4, chunk = (int)threadIdx.x % 4, pair = tile_column / 2;
+    int column = c0 + tile_column, word = r0 / 8 + 4 * chunk;
+    if (column >= job.part_cols || word >= q.ld_words) return;
+    const uint4 *codes = &s->codes[pair * 8 + ((tile_column % 2 * 4 + chunk) ^ pair % 8)];
+    gmem<uint32_t> to = q.codes + ((int64_t)column * q.ld_words + word);
 #pragma unroll
-    for (int round = 0; round < 2; round++) {
-        int i = (int)threadIdx.x + round * BLOCK, tile_column = i / 4, chunk = i % 4, pair = tile_column / 2;
-        int64_t column = column_of<parts>(job, c0, tile_column), word = r0 / 8 + 4 * chunk;
-        if (c0 + tile_column % (TILE / parts) >= job.part_cols || word >= q.ld_words) continue;
-        uint4 v = s->codes[pair * 8 + ((tile_column % 2 * 4 + chunk) ^ pair % 8)];
+    for (int round = 0; round < 2; round++) { /* 64 columns on: in the other half, or part */
+        if (round && parts == 1 && column + 64 >= job.part_cols) continue;
+        uint4 v = codes[round * TILE * 2];
         Pack<uint32_t, 4> words;
         words.v[0] = v.x, words.v[1] = v.y, words.v[2] = v.z, words.v[3] = v.w;
-        q.codes.template st_pack<4>(column * q.ld_words + word, words);
+        if (parts == 1)
+            rows_on(to, 64 * round, q.ld_words).template st_pack<4>(0, words);
+        else
+            to.template st_pack<4>((int64_t)round * job.part_cols * q.ld_words, words);
     }
 }
 
@@ -361,47 +398,43 @@ __device__ inline uint32_t scale_word(uint32_t low, uint32_t high, uint32_t base
 /* The largest of what waits becomes 255: 32 powers of two lie below, E4M3 knows 18. */
 __device__ inline uint32_t base_of(uint32_t largest) { return largest > 255 ? largest - 255 : 0; }
 
-/* 64 threads a copy, 16 bytes each. */
-template <int parts, int copy>
-__device__ inline void store_scales(const TileShared *s, const QuantizeJob &job, int i, uint32_t base, int64_t r0,
-                                    int64_t c0)
+/* 64 threads a copy, 16 bytes each. Both copies by the same instructions. */
+template <int parts>
+__device__ inline void store_scales(const TileShared *s, const QuantizeJob &job, const uint32_t (&base)[2], int r0,
+                                    int c0)
 {
-    const QuantizeCopy &q = job.copy[copy];
-    int half = i / 32, row = i % 32;
-    const uint4 *kept = (const uint4 *)(s->kept[copy] + i * 16);
+    int copy = (int)threadIdx.x / 64, half = (int)threadIdx.x / 32 % 2, row = (int)threadIdx.x % 32;
+    if (copy > 1 || !(copy ? job.copy[1].made : job.copy[0].made)) return;
+    gmem<uint32_t> to = (copy ? job.copy[1].scales : job.copy[0].scales) + row * 4;
+    int tiles = copy ? job.copy[1].scale_tiles : job.copy[0].scale_tiles;
+    int outer = copy ? c0 : r0, k = copy ? r0 + 64 * half : column_of<parts>(job, c0, 64 * half);
+    if (k >= (copy ? job.rows : parts * job.part_cols)) return;
+    const uint4 *kept = (const uint4 *)(s->kept[0] + threadIdx.x * 16);
     uint4 low = kept[0], high = kept[1];
+    uint32_t less = copy ? base[1] : base[0];
     Pack<uint32_t, 4> words;
-    words.v[0] = scale_word(low.x, low.y, base), words.v[1] = scale_word(low.z, low.w, base);
-    words.v[2] = scale_word(high.x, high.y, base), words.v[3] = scale_word(high.z, high.w, base);
-    int64_t tile_row = r0 / TILE, tile_col = column_of<parts>(job, c0, 64 * half) / 64;
-    bool inside = c0 + (parts == 1 ? 64 * half : 0) < job.part_cols;
-    if (copy) {
-        inside = r0 + 64 * half < job.rows;
-        tile_row = c0 / TILE, tile_col = r0 / 64 + half;
+    words.v[0] = scale_word(low.x, low.y, less), words.v[1] = scale_word(low.z, low.w, less);
+    words.v[2] = scale_word(high.x, high.y, less), words.v[3] = scale_word(high.z, high.w, less);
+    if (copy == 0 || parts == 1) {
+        to.template st_pack<4>(((int64_t)(outer / TILE) * tiles + k / 64) * 128, words);
+        return;
     }
-    if (!inside) return;
-    if constexpr (copy == 0 || parts == 1) {
-        q.scales.template st_pack<4>((tile_row * q.scale_tiles + tile_col) * 128 + row * 4, words);
-    } else {
 #pragma unroll
-        for (int part = 0; part < 2; part++) { /* 64 columns each, in tiles of 128 */
-            int64_t column = part * job.part_cols + c0;
-            Pack<uint32_t, 2> two;
-            two.v[0] = words.v[2 * part], two.v[1] = words.v[2 * part + 1];
-            q.scales.template st_pack<2>(
-                (column / TILE * q.scale_tiles + tile_col) * 128 + row * 4 + column % TILE / 32, two);
-        }
+    for (int part = 0; part < parts; part++) { /* 64 columns each, in tiles of 128 */
+        int column = part * job.part_cols + c0;
+        Pack<uint32_t, 2> two;
+        two.v[0] = words.v[2 * part], two.v[1] = words.v[(2 * part + 1) % 4];
+        to.template st_pack<2>(((int64_t)(column / TILE) * tiles + k / 64) * 128 + column % TILE / 32, two);
     }
 }
 
 /* Sums of 64 rows, a thread a column: the first 32 rows' and the next's. */
-template <int parts>
-__device__ inline void store_sums(const TileShared *s, const QuantizeJob &job, int64_t r0, int64_t c0)
+template <int parts> __device__ inline void store_sums(const TileShared *s, const QuantizeJob &job, int r0, int c0)
 {
     int tile_column = (int)threadIdx.x % TILE, half = (int)threadIdx.x / TILE;
-    int64_t piece = r0 / SUM_ROWS + half, column = column_of<parts>(job, c0, tile_column);
+    int piece = r0 / SUM_ROWS + half, column = column_of<parts>(job, c0, tile_column);
     if (piece * SUM_ROWS >= job.rows || c0 + tile_column % (TILE / parts) >= job.part_cols) return;
-    job.partial.st(2 * piece * parts * job.part_cols + column,
+    job.partial.st((int64_t)(2 * piece * parts) * job.part_cols + column,
                    f32_add(s->sums[2 * half][tile_column], s->sums[2 * half + 1][tile_column]));
 }
 
@@ -415,12 +448,10 @@ __device__ inline void find_largest(TileShared *s, int copy)
 }
 
 template <class Source, int W, QuantizeMode mode, bool SUMS>
-__global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from, QuantizeJob job)
+__device__ inline void make_tile(TileShared *s, const Source &from, const QuantizeJob &job)
 {
     constexpr int parts = Source::parts;
-    __shared__ TileShared shared;
-    TileShared *s = &shared;
-    int64_t r0 = (int64_t)blockIdx.y * TILE, c0 = (int64_t)blockIdx.x * (TILE / parts);
+    int r0 = (int)blockIdx.y * TILE, c0 = (int)blockIdx.x * (TILE / parts);
     Seen seen[2] = {};
     quantize_rows<Source, W, mode, SUMS>(s, &seen[0], from, job, r0, c0);
     __syncthreads();
@@ -438,12 +469,17 @@ __global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from,
             if (threadIdx.x == 0) job.tile_base.st(2 * ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) + i, base[i]);
         }
     }
-    if (threadIdx.x < 64 && job.copy[0].made) store_scales<parts, 0>(s, job, (int)threadIdx.x, base[0], r0, c0);
-    if (threadIdx.x / 64 == 1 && job.copy[1].made)
-        store_scales<parts, 1>(s, job, (int)threadIdx.x - 64, base[1], r0, c0);
+    store_scales<parts>(s, job, base, r0, c0);
     if (job.copy[1].made) store_column_codes<parts>(s, job, r0, c0);
     if (has_sums<mode, SUMS>(job)) store_sums<parts>(s, job, r0, c0);
     if (mode == QUANTIZE_ANY && job.pow2) publish_block(job, seen, s->seen);
+}
+
+template <class Source, int W, QuantizeMode mode, bool SUMS>
+__global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from, QuantizeJob job)
+{
+    __shared__ TileShared shared;
+    make_tile<Source, W, mode, SUMS>(&shared, from, job);
 }
 
 #endif

@@ -68,7 +68,10 @@ __global__ void __launch_bounds__(BLOCK) quantize_squares(Matrix<const T> m, Squ
     int lane = lane_number(), g = lane / 4;
     int64_t r0 = place.row * 16, c = place.col + lane % 4 * 16;
     const QuantizeCopy &q = job.copy;
-    Nvfp4Scale tensor = load_struct(gmem<const DeviceScale>(job.scale.p)).tensor;
+    __shared__ DeviceScale shared;
+    if (threadIdx.x == 0) shared = load_struct(gmem<const DeviceScale>(job.scale.p));
+    __syncthreads();
+    const Nvfp4Scale tensor = shared.tensor;
     float x[2][16], amax = 0, factor;
     uint32_t code[2][2], scale;
     bool stochastic = q.form.rounding == ROUND_STOCHASTIC;
