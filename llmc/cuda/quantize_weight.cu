@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(BLOCK)
         amax = f32_max(f32_abs(x[j]), amax);
         if (j % 2) pair[j / 2] = F32x2{x[j - 1], x[j]};
     }
-    uint32_t scale = quantize_block<QUANTIZE_ANY>(code.v, pair, amax, job, 0, tensor, job.random.step,
+    /* no tile: the mode that asks at run time needs nothing of one */
+    uint32_t scale = quantize_block<QUANTIZE_ANY>(NULL, code.v, pair, amax, job, 0, tensor, job.random.step,
                                                   (uint32_t)(col ? c : row), (uint32_t)((col ? row : c) / 16));
     if (job.pow2) scale = e4m3_nearest(f32_mul(f32_from_bits(scale << 20), tensor.encode));
     scales.st(i, (uint8_t)scale);
