@@ -59,7 +59,7 @@ template <NormKind kind> struct NormTile {
         float rstd = rows[row][0], mean = rows[row][each - 1];
 #pragma unroll
         for (int i = 0; i < WORDS; i++) {
-            F32x2 x = layernorm ? bf16x2_add(word[i], -mean) : both_halves(word[i]);
+            F32x2 x = layernorm ? bf16x2_fma(word[i], 1.0f, F32x2{-mean, -mean}) : both_halves(word[i]);
             x = f32x2_mul(x, F32x2{rstd, rstd});
             x = layernorm ? f32x2_fma(x, gain[i], bias[i]) : f32x2_mul(x, gain[i]);
             word[i] = bf16x2(x.a, x.b);

@@ -44,18 +44,8 @@ __device__ inline float exp2_approximate(float x)
 #endif
 }
 
-/* 1 / x, one rounding. */
-__device__ inline float reciprocal(float x)
-{
-#ifdef __CUDA_ARCH__
-    return __frcp_rn(x);
-#else
-    return 1.0f / x;
-#endif
-}
-
-/* The same where the exponent of x is between -126 and 125, or x is 0: then NaN. The sequence that nvcc makes of
- * __frcp_rn for these x, without its branch for others. */
+/* 1 / x, one rounding, where the exponent of x is between -126 and 125, or x is 0: then NaN. The sequence that nvcc makes
+ * of __frcp_rn for these x, without its branch for others. */
 __device__ inline float reciprocal_normal(float x)
 {
 #ifdef __CUDA_ARCH__
@@ -128,7 +118,7 @@ __device__ inline F32x2 both_halves(uint32_t word)
     return F32x2{f32_from_bits(word << 16), f32_from_bits(word & 0xffff0000u)};
 }
 
-/* a x + z of both halves x, a exact in BF16. */
+/* a x + z of both halves x, a exact in BF16: what takes a BF16 as it is takes no instruction to unpack it. */
 __device__ inline F32x2 bf16x2_fma(uint32_t word, float a, F32x2 z)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -140,20 +130,6 @@ __device__ inline F32x2 bf16x2_fma(uint32_t word, float a, F32x2 z)
     return r;
 #else
     return f32x2_fma(both_halves(word), F32x2{a, a}, z);
-#endif
-}
-
-/* Both halves + x, one rounding each: what takes a BF16 as it is takes no instruction to unpack it. */
-__device__ inline F32x2 bf16x2_add(uint32_t word, float x)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    F32x2 r;
-    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; add.rn.f32.bf16 %0, low, %3; add.rn.f32.bf16 %1, high, %3; }"
-        : "=f"(r.a), "=f"(r.b)
-        : "r"(word), "f"(x));
-    return r;
-#else
-    return f32x2_add(both_halves(word), F32x2{x, x});
 #endif
 }
 
