@@ -216,7 +216,7 @@ static void print_row(const Row *row, double steps, double seconds)
     printf("%-35s %8lld %10.3f %6.2f%%", name, (long long)row->calls, row->seconds * 1e3 / steps,
            100 * row->seconds / seconds);
     if (work > 0 && row->seconds > 0)
-        printf(" %9.1f %s %5.1f%%", rate * 1e-9, row->flops > 0 ? "GFLOP/s" : "GB/s   ", 100 * rate / peak);
+        printf(" %11.3f %s %5.1f%%", rate * 1e-9, row->flops > 0 ? "GFLOP/s" : "GB/s   ", 100 * rate / peak);
     printf("\n");
 }
 
@@ -233,7 +233,7 @@ void profile_print(void)
     printf("\nprofile of %.0f steps, %.3f s, on %s; peaks: %.0f GFLOP/s fp32, %.0f bf16, copy %.1f GB/s\n", steps,
            seconds, profile.ops->name, profile.peak_flops[FORMAT_FP32] * 1e-9, profile.peak_flops[FORMAT_BF16] * 1e-9,
            profile.peak_bytes * 1e-9);
-    printf("%-35s %8s %10s %7s %17s %6s\n", "operation", "calls", "ms a step", "share", "rate", "peak");
+    printf("%-35s %8s %10s %7s %19s %6s\n", "operation", "calls", "ms a step", "share", "rate", "peak");
     for (const Row *row = profile.row; row < end && row->calls; row++) {
         print_row(row, steps, seconds);
         sum += row->seconds;
