@@ -97,7 +97,7 @@ code_lines() { tr '\n' '\0' | xargs -0 cat | awk '
     /[^ \t]/ { count++ }
     END { print count }'; }
 on_cpu=$(grep -vE '^test/|^llmc/cuda/|\.cu$' <<<"$sources" | code_lines) on_gpu=$(grep -vE '^test/|^llmc/cpu/|^train_gpt\.c$' <<<"$sources" | code_lines)
-check "lines of code: train_gpt $on_cpu of at most 15000, train_gpt_nvfp4 $on_gpu of 16000" [ "$on_cpu" -le 15000 -a "$on_gpu" -le 16000 ]
+check "lines of code: train_gpt $on_cpu of at most 15000, train_gpt_nvfp4 $on_gpu of 16500" [ "$on_cpu" -le 15000 -a "$on_gpu" -le 16500 ]
 
 if [ ${#failures[@]} -gt 0 ]; then
     printf 'check: failed:'
