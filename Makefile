@@ -114,7 +114,7 @@ ifeq ($(origin CXX),default) # of the same maker as CC
 CXX       := $(if $(findstring clang,$(CC)),$(subst clang,clang++,$(CC)),$(subst gcc,g++,$(if $(findstring gcc,$(CC)),$(CC),gcc)))
 endif
 # Without the headers, a C++ compiler or Python the tests of CUDA are skipped.
-CUDA_TEST = $(if $(and $(CUDA_H),$(shell command -v $(CXX)),$(shell command -v python3)),train_gpt_nvfp4_cpu $(if $(NCCL_FLAGS),$(CPU_CUDA)/ranks_comm))
+CUDA_TEST = $(if $(and $(CUDA_H),$(shell command -v $(CXX)),$(shell command -v python3)),train_gpt_nvfp4_cpu $(addprefix $(CPU_CUDA)/,cuda_ops bytes_cuda quantize_block $(if $(NCCL_FLAGS),ranks_comm)))
 # cuda_on_cpu: objects in $(CPU_CUDA); optimised like the CPU backend, so that the program can be used.
 CPU_CUDA  := $(BUILD)/cuda_on_cpu
 CXXFLAGS  := -std=c++17 $(OPTIMIZE) -g -ffp-contract=off -fno-math-errno -fno-trapping-math $(WARNINGS) -Wno-unknown-pragmas -Wno-pass-failed $(filter -fopenmp,$(CFLAGS)) $(EXTRA_CFLAGS)
@@ -271,7 +271,7 @@ $(BUILD)/flags: FORCE
 FORCE:
 
 tests: $(TESTS) $(RANKS_TESTS)
-test-programs: train_gpt tests $(CUDA_TEST)
+test-programs: train_gpt tests $(CUDA_TEST) # all of them: tests run side by side, and two that build the same would meet
 
 test: test-programs ## the everyday suite (CPU only, under 10 minutes)
 	@BUILD=$(BUILD) test/run.sh $(TESTS) $(sort $(wildcard test/test_*.sh))

@@ -71,6 +71,8 @@ template <NormKind kind> struct SourceTile<NormSource<bf16, kind>, 8> : NormTile
 template <NormKind kind> struct SourceTile<NormSource<bf16, kind>, 4> : NormTile<kind> {
 };
 
+template <> constexpr int any_mode_blocks<NormSource<bf16, NORM_LAYERNORM>> = 2;
+
 /* ---- operations ---- */
 
 template <NormKind kind> static void from_norm(Operand *o, Tensor x, Tensor stats, const Norm *norm, unsigned views)

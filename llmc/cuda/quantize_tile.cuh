@@ -475,8 +475,12 @@ __device__ inline void make_tile(TileShared *s, const Source &from, const Quanti
     if (mode == QUANTIZE_ANY && job.pow2) publish_block(job, seen, s->seen);
 }
 
+/* Blocks of a processor in the mode that asks at run time; a source that would spill has fewer. */
+template <class Source> constexpr int any_mode_blocks = TILE_BLOCKS;
+
 template <class Source, int W, QuantizeMode mode, bool SUMS>
-__global__ void __launch_bounds__(BLOCK, TILE_BLOCKS) quantize_tile(Source from, QuantizeJob job)
+__global__ void __launch_bounds__(BLOCK, mode == QUANTIZE_ANY ? any_mode_blocks<Source> : TILE_BLOCKS)
+    quantize_tile(Source from, QuantizeJob job)
 {
     __shared__ TileShared shared;
     make_tile<Source, W, mode, SUMS>(&shared, from, job);
