@@ -41,7 +41,7 @@ void cpu_sum_squares(double *piece, Tensor grad)
 
 enum { DRAWN = 128 }; /* columns whose random bits are drawn together: 8 blocks of two calls, one a lane */
 
-static void draw_bits(uint16_t bits[DRAWN], const ParamSlice *p, int64_t row, int64_t block)
+__attribute__((noinline)) static void draw_bits(uint16_t bits[DRAWN], const ParamSlice *p, int64_t row, int64_t block)
 {
     static const uint32_t BLOCK[16] = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
     static const uint32_t CALL[16] = {0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1};
