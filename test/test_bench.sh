@@ -28,7 +28,7 @@ positive() { # positive FROM
 
 folder=${BUILD:-build}
 called="make $folder/bench/bench_gemm"
-make "$folder/bench/bench_gemm" >"$scratch/out" 2>"$scratch/err"
+timeout 300 make "CC=$(awk '{ print $1; exit }' "$folder/flags")" "BUILD=$folder" "$folder/bench/bench_gemm" >"$scratch/out" 2>"$scratch/err"
 code=$?
 check "bench_gemm: builds" exits 0
 check "bench_gemm: without a warning" silent err

@@ -126,7 +126,7 @@ static void blas_run(const Product *p)
 static void blas_close(void) {}
 
 static const struct {
-    const char *library, *isa; /* isa: of ours */
+    const char *name, *isa; /* isa: of ours */
     bool (*open)(const char *isa, const Product *p);
     void (*run)(const Product *p);
     void (*close)(void);
@@ -190,7 +190,7 @@ static double element(const Product *p, int64_t i)
 
 /* Do all sides multiply the same matrices? Some elements of the result, against sums in FP64; the limit is that of FP32
  * sums in any order. */
-static void check(const char *library, const Product *p)
+static void check(const char *name, const Product *p)
 {
     for (int64_t i = 0; i < p->M; i += p->M / 3)
         for (int64_t j = 0; j < p->N; j += p->N / 3) {
@@ -208,7 +208,7 @@ static void check(const char *library, const Product *p)
                    limit = size * (double)(p->K + 2) * 0x1p-24 +
                            (p->out == DTYPE_BF16 ? 0.005 * (sum < 0 ? -sum : sum) : 0);
             if (!(difference <= limit && -difference <= limit))
-                die("%s: element %lld, %lld is off by %g", library, (long long)i, (long long)j, difference);
+                die("%s: element %lld, %lld is off by %g", name, (long long)i, (long long)j, difference);
         }
 }
 
@@ -227,7 +227,7 @@ static void bench(FILE *csv, const int64_t *shape, int pair, int repetitions, bo
         for (int side = 0; side < SIDE_COUNT; side++) {
             memset(p.c, 0xff, (size_t)(p.M * p.N) * dtype_bytes(p.out)); /* NaN */
             gflops[side][r] = rate(side, &p);
-            if (gflops[side][r] > 0 && r == 0) check(SIDES[side].library, &p);
+            if (gflops[side][r] > 0 && r == 0) check(SIDES[side].name, &p);
             if (SIDES[side].isa && gflops[side][r] > fastest[r]) fastest[r] = gflops[side][r];
         }
     }
@@ -236,13 +236,13 @@ static void bench(FILE *csv, const int64_t *shape, int pair, int repetitions, bo
         double ratio[MAX_REPETITIONS];
         if (gflops[side][0] == 0) {
             if (shape == SHAPES[0] || shape == QUICK_SHAPES[0])
-                fprintf(stderr, "skipped %s %s: not here\n", SIDES[side].library, DTYPES[pair].text);
+                fprintf(stderr, "skipped %s %s: not here\n", SIDES[side].name, DTYPES[pair].text);
             continue;
         }
         for (int r = 0; r < repetitions; r++) ratio[r] = fastest[r] / gflops[side][r];
         double middle = median(gflops[side], repetitions);
-        fprintf(csv, "%s,%s,%lld,%lld,%lld,%.2f,%.2f,%.3f,%.3f\n", SIDES[side].library, DTYPES[pair].text,
-                (long long)p.M, (long long)p.K, (long long)p.N, middle, gflops[side][repetitions - 1],
+        fprintf(csv, "%s,%s,%lld,%lld,%lld,%.2f,%.2f,%.3f,%.3f\n", SIDES[side].name, DTYPES[pair].text, (long long)p.M,
+                (long long)p.K, (long long)p.N, middle, gflops[side][repetitions - 1],
                 machine > 0 ? middle / machine : 0, median(ratio, repetitions));
     }
     fflush(csv);
